@@ -1,0 +1,1 @@
+"""What runs inside a rank: process group, parallelism, optimisation, checkpoints, signals, metrics."""

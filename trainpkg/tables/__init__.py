@@ -1,0 +1,1 @@
+"""Tables and plots from the files of runs. Knows only files; imports no torch."""
