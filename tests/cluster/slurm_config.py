@@ -1,0 +1,83 @@
+"""The configuration files of the lab's Slurm, as texts. Nothing here touches a file or starts a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CPUS_PER_NODE = 8
+MEMORY_MB_PER_NODE = 8000
+NETWORK = "10.77.0"
+
+
+def node_names(num_nodes: int) -> list[str]:
+    return [f"n{index}" for index in range(1, num_nodes + 1)]
+
+
+def node_address(index: int) -> str:
+    """Address of node n{index}; index 0 is the controller, which is the submit host as well."""
+    return f"{NETWORK}.{10 + index}" if index else f"{NETWORK}.1"
+
+
+def hosts(num_nodes: int) -> str:
+    lines = ["127.0.0.1 localhost", "::1 localhost", f"{node_address(0)} ctl"]
+    lines += [f"{node_address(index)} n{index}" for index in range(1, num_nodes + 1)]
+    return "\n".join(lines) + "\n"
+
+
+def slurm_conf(work_dir: Path, num_nodes: int, gpus_per_node: int, extra: dict[str, object]) -> str:
+    """`extra` replaces or adds lines, for instance `{"SlurmdTimeout": 10}`."""
+    keys: dict[str, object] = {
+        "ClusterName": "lab",
+        "SlurmctldHost": f"ctl({node_address(0)})",
+        "AuthType": "auth/munge",
+        # cred_expire also is what a requeued job waits before it starts again (120 s by default)
+        "AuthInfo": f"socket={work_dir}/run/munge.socket,cred_expire=5",
+        "CredType": "cred/munge",
+        "SlurmUser": "root",
+        "SlurmdUser": "root",
+        "StateSaveLocation": f"{work_dir}/state",
+        "SlurmdSpoolDir": f"{work_dir}/spool/%n",
+        "SlurmctldPidFile": f"{work_dir}/run/slurmctld.pid",
+        "SlurmdPidFile": f"{work_dir}/run/slurmd.%n.pid",
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_CPU_Memory",
+        "SchedulerType": "sched/backfill",
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",
+        "JobAcctGatherType": "jobacct_gather/none",
+        "AccountingStorageType": "accounting_storage/none",
+        "MpiDefault": "none",
+        "JobRequeue": 1,
+        "ReturnToService": 2,
+        "SlurmctldTimeout": 30,
+        "SlurmdTimeout": 30,
+        "KillWait": 5,
+        "MinJobAge": 300,
+        "MailProg": "/bin/true",
+        "GresTypes": "gpu",
+        "SlurmdParameters": "config_overrides",  # the CPUs and memory below, whatever the machine has
+    }
+    keys.update(extra)
+    lines = [f"{key}={value}" for key, value in keys.items()]
+    gres = f" Gres=gpu:fake:{gpus_per_node}" if gpus_per_node else ""
+    for index, name in enumerate(node_names(num_nodes), start=1):
+        lines.append(
+            f"NodeName={name} NodeAddr={node_address(index)} CPUs={CPUS_PER_NODE}"
+            f" RealMemory={MEMORY_MB_PER_NODE}{gres} State=UNKNOWN"
+        )
+    lines.append(f"PartitionName=main Nodes=n[1-{num_nodes}] Default=YES MaxTime=INFINITE State=UP")
+    lines.append(f"PartitionName=smoke Nodes=n[1-{min(2, num_nodes)}] MaxTime=30 State=UP")
+    return "\n".join(lines) + "\n"
+
+
+def gres_conf(work_dir: Path, num_nodes: int, gpus_per_node: int) -> str:
+    if not gpus_per_node:
+        return ""
+    return f"NodeName=n[1-{num_nodes}] Name=gpu Type=fake File={work_dir}/gpu/nvidia[0-{gpus_per_node - 1}]\n"
+
+
+def cgroup_conf(slurm_version: str) -> str:
+    """`slurm_version` as `slurmd -V` says it: "slurm-wlm 22.05.8"."""
+    major, minor = slurm_version.split()[-1].split(".")[:2]
+    return f"CgroupPlugin={'disabled' if (int(major), int(minor)) >= (23, 11) else 'cgroup/v1'}\n"
