@@ -146,7 +146,9 @@ class Slurm(Section):
     constraint: str | None = execution(None, "Features that nodes must have.")
     nodelist: str | None = execution(None, "Nodes that must be part of the job.")
     exclude: str | None = execution(None, "Nodes that must not.")
-    gpu_type: str | None = execution(None, "GPU type as Slurm names it, such as a100 or a100-sxm4.", pattern=r"^[\w.-]+$")
+    gpu_type: str | None = execution(
+        None, "GPU type as Slurm names it, such as a100 or a100-sxm4.", pattern=r"^[\w.-]+$"
+    )
     gpu_request: Literal["gres", "gpus-per-node", "none"] = execution("gres", "How GPUs are asked for.")
     cpus_per_task: int = execution(4, "CPUs of each node's launcher and all its ranks.", ge=1)
     mem_mb: int | None = execution(None, "Memory per node in MB; 0: all of the node.", ge=0)
@@ -235,6 +237,20 @@ class Run(Section):
     def flat(self) -> dict[str, Any]:
         """All keys as `section.key: value`."""
         return flatten(self.model_dump(mode="json"))
+
+
+class Workflow(Section):
+    """config/config.yaml: where things are, and sections that hold for all runs unless recipe or sheet say otherwise."""
+
+    results_dir: str = execution("results", "Where everything is written; on a cluster a scratch file system.")
+    sheet: str = execution("config/runs.tsv", "The sheet of runs: one row per run.")
+    recipes: str = execution("config/recipes", "Folder of the recipes.")
+    checkpoint: Checkpoint = execution(Checkpoint(), "Saving.")
+    logging: Logging = execution(Logging(), "Records.")
+    evaluate: Evaluate = execution(Evaluate(), "Evaluation.")
+    smoke: Smoke = execution(Smoke(), "Smoke test.")
+    launch: Launch = execution(Launch(), "Launching.")
+    slurm: Slurm = execution(Slurm(), "Slurm.")
 
 
 def disagreements(run: Run) -> list[str]:
