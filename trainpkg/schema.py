@@ -78,12 +78,14 @@ def _merged(model: type[BaseModel]) -> list[Key]:
     for key in _walk(model, ""):
         seen = keys.get(key.name)
         if seen:
-            join = lambda a, b: a if b in a.split(" / ") else f"{a} / {b}"  # noqa: E731
-            key = Key(
-                key.name, join(seen.type, key.type), join(seen.default, key.default), key.identity, seen.description
-            )
+            kinds, defaults = _join(seen.type, key.type), _join(seen.default, key.default)
+            key = Key(key.name, kinds, defaults, key.identity, seen.description)
         keys[key.name] = key
     return list(keys.values())
+
+
+def _join(shown: str, other: str) -> str:
+    return shown if other in shown.split(" / ") else f"{shown} / {other}"
 
 
 def json_schema() -> str:

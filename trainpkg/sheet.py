@@ -253,11 +253,10 @@ class Problems:
             self.add(f"{place}: {_sentence(detail, key, model)}")
 
     def raise_if_any(self) -> None:
+        if len(self.found) == 1:
+            raise UserError(f"configuration: {next(iter(self.found))}")
         if self.found:
-            count = f"{len(self.found)} errors in the configuration:" if len(self.found) > 1 else "configuration:"
-            raise UserError(
-                "\n  ".join([count, *self.found]) if len(self.found) > 1 else f"{count} {next(iter(self.found))}"
-            )
+            raise UserError("\n  ".join([f"{len(self.found)} errors in the configuration:", *self.found]))
 
 
 def _dotted(detail: ErrorDetails, model: type[BaseModel]) -> str:

@@ -1,0 +1,87 @@
+"""Sections that say where and how a run is executed: sharding, launching, Slurm, saving, records, rules."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainpkg.config.keys import Section, execution
+
+
+class Fsdp(Section):
+    """Keys of strategy fsdp (FSDP2 `fully_shard`, per block)."""
+
+    reshard_after_forward: bool = execution(True, "Free gathered weights between forward and backward.")
+
+
+class Launch(Section):
+    """Where ranks run and how they start."""
+
+    where: Literal["auto", "slurm", "local"] = execution("auto", "auto: Slurm inside a Slurm job, else this machine.")
+    nodes: int = execution(1, "Nodes; simulated on one machine where there is no Slurm.", ge=1)
+    gpus_per_node: int | None = execution(
+        None, "GPUs (processes on a CPU run) per node; left out: all that the node shows, one process on a CPU.", ge=1
+    )
+    device: Literal["auto", "cpu", "cuda"] = execution("auto", "What torch uses; auto: cuda where a node shows GPUs.")
+    devices: tuple[int, ...] | None = execution(None, "Subset of each node's visible GPUs, by position.", min_length=1)
+    backend: Literal["spawn"] = execution("spawn", "How ranks start: spawn (one node process per node forks them).")
+    start: Literal["fork", "exec"] = execution("fork", "fork: from one process that imported torch; exec: one each.")
+    dist_backend: Literal["auto", "gloo", "nccl"] = execution("auto", "auto: nccl on GPUs, gloo on CPUs.")
+    env: dict[str, str] = execution({}, "Variables set for all ranks (replacing the node's own).")
+    rollcall_timeout_s: float = execution(60.0, "From the first node's answer to the last one's.", gt=0)
+    start_timeout_s: float = execution(600.0, "From the start to the first node's answer.", gt=0)
+    init_timeout_s: float = execution(60.0, "For the process group and its first all-reduce.", gt=0)
+    collective_timeout_s: float = execution(600.0, "For any later collective operation.", gt=0)
+    heartbeat_timeout_s: float = execution(60.0, "A node silent for so long, without a step done, is lost.", gt=0)
+    stop_grace_s: float = execution(3.0, "Between the request to end and SIGKILL after a failure.", ge=0)
+    max_restarts: int = execution(2, "Restarts of all ranks in place after a failure.", ge=0)
+
+
+class Slurm(Section):
+    """What is asked of Slurm. Keys left out fall to the profile's default-resources."""
+
+    partition: str | None = execution(None, "Partition.")
+    smoke_partition: str | None = execution(None, "Partition of the smoke test; left out: the run's own.")
+    account: str | None = execution(None, "Account.")
+    qos: str | None = execution(None, "Quality of service.")
+    constraint: str | None = execution(None, "Features that nodes must have.")
+    nodelist: str | None = execution(None, "Nodes that must be part of the job.")
+    exclude: str | None = execution(None, "Nodes that must not.")
+    gpu_type: str | None = execution(None, "GPU type as Slurm names it, such as a100-sxm4.", pattern=r"^[\w.-]+$")
+    gpu_request: Literal["gres", "gpus-per-node", "none"] = execution("gres", "How GPUs are asked for.")
+    cpus_per_task: int = execution(4, "CPUs of each node's launcher and all its ranks.", ge=1)
+    mem_mb: int | None = execution(None, "Memory per node in MB; 0: all of the node.", ge=0)
+    runtime: str | None = execution(None, "Time limit: minutes, or text such as 12h.")
+    signal: str | None = execution(
+        "USR2@120", "Warning signal and seconds before the limit; null: none (the clock still works).",
+        pattern=r"^(SIG)?[A-Z0-9]+@\d+$",
+    )  # fmt: skip
+    extra: str = execution("", "Further sbatch options, appended to ours.")
+
+
+class Checkpoint(Section):
+    """When checkpoints are saved and which are kept."""
+
+    every_steps: int = execution(100, "Steps between checkpoints; the last step always saves.", ge=1)
+    keep_last: int = execution(2, "Newest checkpoints kept.", ge=1)
+
+
+class Logging(Section):
+    """What is written to metrics.jsonl, and how often."""
+
+    every_steps: int = execution(10, "Steps between records.", ge=1)
+    eval_every_steps: int = execution(100, "Steps between evaluations during training; the last step always.", ge=1)
+
+
+class Evaluate(Section):
+    """The rule `evaluate`."""
+
+    batch: int = execution(256, "Samples per forward pass and rank.", ge=1)
+    nodes: int | None = execution(None, "Nodes; left out: those of the run.", ge=1)
+
+
+class Smoke(Section):
+    """The rule `smoke`."""
+
+    max_nodes: int = execution(2, "Most nodes that a smoke test takes.", ge=1)
+    megabytes: float = execution(4.0, "Size of the bandwidth test's message.", gt=0)
+    runtime: str = execution("10", "Time limit of the Slurm job.")

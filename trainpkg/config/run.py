@@ -1,0 +1,104 @@
+"""One resolved run, and the workflow's own config; which keys contradict each other; the fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
+from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
+from trainpkg.config.work import ConvModel, Data, Model, Optim, Train
+
+
+class Run(Section):
+    """One resolved run: a row of the sheet over its recipe over the workflow's defaults."""
+
+    run: str = execution(..., "Name; also the directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    recipe: str = execution(..., "Name of the file in the recipes folder, without .yaml.")
+    task: Literal["images", "language"] = identity(..., "images: classification; language: next-byte prediction.")
+    seed: int = identity(0, "Seed of weights, data order and dropout.", ge=0)
+    strategy: Literal["single", "ddp", "fsdp"] | None = execution(None, "Left out: ddp, or single for one rank.")
+    model: Model = identity(..., "The network.")
+    data: Data = identity(..., "The data set.")
+    optim: Optim = identity(Optim(), "Optimisation.")
+    train: Train = identity(..., "Length, batch and precision.")
+    fsdp: Fsdp = execution(Fsdp(), "Sharding.")
+    checkpoint: Checkpoint = execution(Checkpoint(), "Saving.")
+    logging: Logging = execution(Logging(), "Records.")
+    evaluate: Evaluate = execution(Evaluate(), "Evaluation.")
+    smoke: Smoke = execution(Smoke(), "Smoke test.")
+    launch: Launch = execution(Launch(), "Launching.")
+    slurm: Slurm = execution(Slurm(), "Slurm.")
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Run:
+        problems = disagreements(self)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def num_ranks(self) -> int | None:
+        """World size where the config alone says it, else None."""
+        if self.launch.gpus_per_node is not None:
+            return self.launch.nodes * self.launch.gpus_per_node
+        if self.launch.device == "cpu":
+            return self.launch.nodes
+        return None
+
+    def strategy_for(self, world_size: int) -> str:
+        """The strategy given, or ddp on several ranks and single on one."""
+        return self.strategy or ("ddp" if world_size > 1 else "single")
+
+    def fingerprint(self) -> str:
+        """16 hex digits over the identity keys: equal for runs that compute the same."""
+        text = json.dumps(identity_of(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def flat(self) -> dict[str, Any]:
+        """All keys as `section.key: value`."""
+        return flatten(self.model_dump(mode="json"))
+
+
+class Workflow(Section):
+    """config/config.yaml: where things are, and sections for all runs that recipe and sheet may override."""
+
+    results_dir: str = execution("results", "Where everything is written; on a cluster a scratch file system.")
+    sheet: str = execution("config/runs.tsv", "The sheet of runs: one row per run.")
+    recipes: str = execution("config/recipes", "Folder of the recipes.")
+    checkpoint: Checkpoint = execution(Checkpoint(), "Saving.")
+    logging: Logging = execution(Logging(), "Records.")
+    evaluate: Evaluate = execution(Evaluate(), "Evaluation.")
+    smoke: Smoke = execution(Smoke(), "Smoke test.")
+    launch: Launch = execution(Launch(), "Launching.")
+    slurm: Slurm = execution(Slurm(), "Slurm.")
+
+
+def disagreements(run: Run) -> list[str]:
+    """Sentences on keys that contradict each other, each key named with its value."""
+    found = []
+    wants = {"images": ({"conv", "vit"}, {"digits"}), "language": ({"gpt"}, {"python_text"})}
+    models, data = wants[run.task]
+    if run.model.name not in models:
+        found.append(f"model.name = {run.model.name!r} cannot do task = {run.task!r}; it takes {sorted(models)}")
+    if run.data.name not in data:
+        found.append(f"data.name = {run.data.name!r} cannot feed task = {run.task!r}; it takes {sorted(data)}")
+    if not isinstance(run.model, ConvModel) and run.model.dim % run.model.heads:
+        found.append(f"model.heads = {run.model.heads} does not divide model.dim = {run.model.dim}")
+    ranks = run.num_ranks
+    if ranks is not None and run.train.global_batch % (ranks * run.train.accumulation):
+        found.append(
+            f"train.global_batch = {run.train.global_batch} is no multiple of "
+            f"ranks x train.accumulation = {ranks} x {run.train.accumulation}"
+        )
+    if run.strategy == "single" and (ranks or 1) > 1:
+        found.append(f"strategy = 'single' contradicts {ranks} ranks (launch.nodes x launch.gpus_per_node); use ddp")
+    if run.launch.devices is not None and run.launch.gpus_per_node not in (None, len(run.launch.devices)):
+        found.append(
+            f"launch.devices = {list(run.launch.devices)} names {len(run.launch.devices)} devices, "
+            f"launch.gpus_per_node = {run.launch.gpus_per_node}"
+        )
+    return found

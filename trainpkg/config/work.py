@@ -1,0 +1,81 @@
+"""Sections that say what is computed: model, data, optimisation, length and precision."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainpkg.config.keys import Section, execution, identity
+
+
+class ConvModel(Section):
+    """A small residual-free conv net for small images."""
+
+    name: Literal["conv"]
+    width: int = identity(32, "Channels of the first stage; the second has twice as many.", ge=1)
+    dropout: float = identity(0.1, "Dropout before the classifier.", ge=0, lt=1)
+
+
+class ViTModel(Section):
+    """A small vision transformer."""
+
+    name: Literal["vit"]
+    dim: int = identity(64, "Width of the residual stream.", ge=1)
+    depth: int = identity(4, "Number of blocks.", ge=1)
+    heads: int = identity(4, "Attention heads; must divide dim.", ge=1)
+    patch: int = identity(2, "Side of a patch in pixels; must divide the image's side.", ge=1)
+    dropout: float = identity(0.0, "Dropout in attention and MLP.", ge=0, lt=1)
+
+
+class GPTModel(Section):
+    """A small byte-level GPT."""
+
+    name: Literal["gpt"]
+    dim: int = identity(128, "Width of the residual stream.", ge=1)
+    depth: int = identity(4, "Number of blocks.", ge=1)
+    heads: int = identity(4, "Attention heads; must divide dim.", ge=1)
+    context: int = identity(128, "Tokens that a prediction can see.", ge=1)
+    dropout: float = identity(0.0, "Dropout in attention and MLP.", ge=0, lt=1)
+
+
+class DigitsData(Section):
+    """The 1,797 handwritten digits (8 x 8 pixels) that ship with scikit-learn."""
+
+    name: Literal["digits"]
+    test_fraction: float = identity(0.2, "Share of the images held out for evaluation.", gt=0, lt=1)
+
+
+class PythonTextData(Section):
+    """The source text of Python's standard library on this machine, as bytes."""
+
+    name: Literal["python_text"]
+    max_bytes: int = identity(4_000_000, "Bytes used, training and validation together.", ge=10_000)
+    validation_fraction: float = identity(0.05, "Share of the files held out for validation.", gt=0, lt=1)
+
+
+Model = Annotated[ConvModel | ViTModel | GPTModel, Field(discriminator="name")]
+Data = Annotated[DigitsData | PythonTextData, Field(discriminator="name")]
+
+
+class Optim(Section):
+    """Optimiser and learning-rate schedule."""
+
+    name: Literal["adamw"] = identity("adamw", "Optimiser.")
+    lr: float = identity(1e-3, "Peak learning rate; never scaled by the number of nodes.", gt=0)
+    min_lr_ratio: float = identity(0.1, "Last learning rate as a share of the peak.", ge=0, le=1)
+    weight_decay: float = identity(0.01, "Decoupled weight decay, on matrices only.", ge=0)
+    beta1: float = identity(0.9, "Decay of the first moment.", ge=0, lt=1)
+    beta2: float = identity(0.95, "Decay of the second moment.", ge=0, lt=1)
+    warmup_steps: int = identity(20, "Steps of linear warm-up.", ge=0)
+    schedule: Literal["cosine", "constant"] = identity("cosine", "Learning rate after the warm-up.")
+    clip_norm: float | None = identity(1.0, "Largest global gradient norm; null: no clipping.", gt=0)
+
+
+class Train(Section):
+    """How long, how much at once, in which precision."""
+
+    max_steps: int = identity(..., "Optimiser steps of the whole run.", ge=1)
+    global_batch: int = identity(..., "Samples per optimiser step over all ranks.", ge=1)
+    accumulation: int = execution(1, "Micro-batches per step and rank; divides memory, not the result.", ge=1)
+    precision: Literal["fp32", "bf16"] = identity("fp32", "bf16: forward and backward in bfloat16, weights in fp32.")
