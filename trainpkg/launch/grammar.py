@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainpkg.errors import UserError
@@ -150,6 +151,16 @@ def parse_devices(text: str, name: str = "CUDA_VISIBLE_DEVICES") -> list[str]:
     if len(set(tokens)) < len(tokens):
         raise UserError(f"{name} is {quote(text)}: it names a device twice, which makes CUDA show no device at all.")
     return tokens
+
+
+def find_duplicate(hosts: Sequence[str]) -> str | None:
+    """The first host that the list has named before."""
+    seen: set[str] = set()
+    for host in hosts:
+        if host in seen:
+            return host
+        seen.add(host)
+    return None
 
 
 def _bad(text: str, name: str, what: str) -> UserError:
