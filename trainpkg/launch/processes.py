@@ -1,0 +1,98 @@
+"""Linux processes: whose child is whose, who dies with whom, and that nothing is left.
+
+A process that calls `adopt_orphans` becomes the parent of all descendants whose own parent died, also of those that
+made a session of their own; so walking down from it finds everything that it ever started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(signum: int) -> None:
+    """Have the kernel send `signum` to this process when its parent ends. The caller checks for a parent gone before."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _processes() -> Iterator[tuple[int, int, bool]]:
+    """(pid, parent, has ended) of every process that this one can see."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            # the program's name stands in parentheses and may itself hold blanks and parentheses
+            state, parent = Path(entry.path, "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
+        except (OSError, ValueError):  # it went away between the two looks
+            continue
+        yield int(entry.name), int(parent), state in "ZX"
+
+
+def descendants(pid: int, spare: Collection[int] = ()) -> list[int]:
+    """Living processes below `pid`. Those in `spare` are left out; what is below them is not."""
+    children: dict[int, list[int]] = {}
+    for child, parent, ended in _processes():
+        if not ended:
+            children.setdefault(parent, []).append(child)
+    found, queue = [], [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        queue += below
+        found += [child for child in below if child not in spare]
+    return found
+
+
+def kill_descendants(spare: Collection[int] = (), timeout_s: float = 5.0) -> list[int]:
+    """SIGKILL everything below this process, until nothing is left. Returns what did not die within `timeout_s`.
+
+    Repeated, since a process can fork between the look and the kill. An unkillable one (state D, a dead file system)
+    must not hang the end of a job.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        reap_adopted(spare)
+        left = descendants(os.getpid(), spare)
+        if not left or time.monotonic() > end:
+            return left
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def reap_adopted(spare: Collection[int] = ()) -> None:
+    """Collect ended children that nobody waits for (adopted orphans); `spare` are waited for by others."""
+    me = os.getpid()
+    for pid, parent, ended in _processes():
+        if ended and parent == me and pid not in spare:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def kill_group(pgid: int, signum: int) -> None:
+    """Send a signal to a process group that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signum)
+
+
+def ending(wait_status: int) -> tuple[int | None, int | None]:
+    """(exit code, signal) of a status of waitpid: one of them is None."""
+    if os.WIFSIGNALED(wait_status):
+        return None, os.WTERMSIG(wait_status)
+    return os.WEXITSTATUS(wait_status), None

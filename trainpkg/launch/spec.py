@@ -1,0 +1,85 @@
+"""What `launch` tells every node and rank about this attempt: spec.json, read with the standard library alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainpkg.errors import UserError
+
+PRELOAD = ("torch", "torch._dynamo", "trainpkg.runtime.rank")
+ENTRY = "trainpkg.runtime.rank:main"
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds; see the keys of the config's section `launch`."""
+
+    rollcall_s: float = 60.0
+    start_s: float = 600.0
+    init_s: float = 60.0
+    heartbeat_s: float = 60.0
+    stop_grace_s: float = 3.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One attempt of one stage of one run, as its nodes see it. Paths are absolute."""
+
+    stage: str
+    run: str
+    run_dir: str
+    out: str
+    config_path: str
+    attempt: int
+    num_nodes: int
+    hosts: list[str]  # expected, in node order
+    where: str  # slurm | local
+    launch_dir: str
+    gpus_per_node: list[int] | None = None  # None: what each node shows
+    device: str = "auto"
+    devices: list[int] | None = None
+    backend: str = "spawn"
+    dist_backend: str = "auto"
+    start: str = "fork"
+    preload: list[str] = field(default_factory=lambda: list(PRELOAD))
+    entry: str = ENTRY
+    timeouts: Timeouts = Timeouts()
+    max_restarts: int = 2
+    deadline: float | None = None  # unix seconds
+    deadline_lead_s: float = 120.0
+    env: dict[str, str] = field(default_factory=dict)
+    cpus_per_task: int = 1
+    code_hash: str = ""
+    slurm_job_id: str | None = None
+
+    @property
+    def tag(self) -> str:
+        """What tells this attempt from every other one; bound into the handshake of the roll call."""
+        job = f"job {self.slurm_job_id}, " if self.slurm_job_id else ""
+        return f"{job}{self.stage} of {self.run}, attempt {self.attempt}"
+
+    def generation_dir(self, generation: int) -> Path:
+        """Where the logs and the verdict of one generation of ranks are."""
+        return Path(self.launch_dir) / str(generation)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+
+def read(path: Path) -> Spec:
+    """The spec in a file. Keys of a newer writer are ignored. Raises UserError when it cannot be read."""
+    try:
+        tree: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--spec {path}: {getattr(error, 'strerror', None) or error}. The run directory must lie on a file system "
+            "that all nodes share."
+        ) from error
+    known = {f.name for f in dataclasses.fields(Spec)}
+    times = {f.name for f in dataclasses.fields(Timeouts)}
+    tree["timeouts"] = Timeouts(**{k: v for k, v in tree.get("timeouts", {}).items() if k in times})
+    return Spec(**{k: v for k, v in tree.items() if k in known})
