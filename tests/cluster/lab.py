@@ -1,52 +1,35 @@
-"""A real Slurm of several nodes on one machine, for tests and for people: `with Lab() as lab: lab.run(["srun", "hostname"])`.
+"""A real Slurm of several nodes on one machine, for tests and for people.
 
+In Python: `with Lab(num_nodes=3, gpus_per_node=4) as lab: lab.run(["srun", "-N3", "hostname"])`.
 As a command: `python -m tests.cluster.lab [--nodes N] [--gpus G] shell` or `... run COMMAND...`.
-Needs root and the programs that `missing()` names; standard library only. Debian 12 (Slurm 22.05) and 13 (24.11).
+Needs root and the programs that machine.py lists; standard library only. Debian 12 (Slurm 22.05) and 13 (24.11).
 
-The lab lives in one tree of PID, mount, network, host name and IPC namespaces (namespaces.py): the controller, which is the
-submit host too, with a bridge; each node below it with its own address, host name, processes, /tmp and /dev/shm. Nothing of
-the machine's network, /etc or /run is touched, several labs may run at once, and killing one process ends all of it. On the
-machine there is one directory, /var/tmp/trainpkg-lab-*, which stands for the file system that all nodes share.
+The lab lives in one tree of PID, mount, network, host name and IPC namespaces (namespaces.py): the controller, which is
+the submit host too, with a bridge; each node below it with its own address, host name, processes, /tmp and /dev/shm.
+Nothing of the machine's network, /etc or /run is touched, several labs may run at once, and killing one process ends
+all of it. On the machine there is one directory, /var/tmp/trainpkg-lab-*, which stands for the shared file system.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.cluster import slurm_config
+from tests.cluster.machine import CHECKOUT, clean_environment, make_work_dir, missing, own_tmp
 from tests.cluster.namespaces import Entered, Realm
 
-PREFIX = "trainpkg-lab-"
-PARENT = Path("/var/tmp")
-PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare", "nsenter", "setpriv")
-INSTALL = "apt-get install slurmctld slurmd slurm-client munge iproute2 util-linux"
-CHECKOUT = Path(__file__).resolve().parents[2]
 CTL = "ctl"
 DAEMONS = ("slurmd", "slurmstepd", "slurmctld", "munged")
-
-
-def missing() -> str:
-    """What this machine lacks for a lab, as one line; empty if nothing."""
-    os.environ["PATH"] = with_sbin(os.environ.get("PATH", ""))
-    if os.geteuid() != 0:
-        return "the lab needs root"
-    if absent := [program for program in PROGRAMS if not shutil.which(program)]:
-        return f"the lab needs {', '.join(absent)}: {INSTALL}"
-    probe = subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True, text=True)
-    return f"the lab may not make namespaces here: {probe.stderr.strip()}" if probe.returncode else ""
 
 
 class Lab:
@@ -76,15 +59,12 @@ class Lab:
     def __enter__(self) -> Lab:
         if lack := missing():
             raise RuntimeError(lack)
-        remove_leftovers()
-        self.work_dir = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
+        self.work_dir, lock = make_work_dir()
         self.shared_dir = self.work_dir / "shared"
-        lock = lock_directory(self.work_dir)
         owner = os.pidfd_open(os.getpid())
         try:
             self._write_files()
             self.realms[CTL] = Realm(None, [str(owner), str(self.work_dir)], pass_fds=[owner, lock])
-            os.close(lock)  # PID 1 holds it from here on
             self._start_controller()
             for name in self.nodes:
                 self.boot(name)
@@ -95,17 +75,16 @@ class Lab:
             raise
         finally:
             os.close(owner)
+            os.close(lock)  # PID 1 holds it from here on
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Return when nothing of the lab is left. May be called twice."""
-        if controller := self.realms.pop(CTL, None):
-            controller.end()
-        for realm in self.realms.values():
-            realm.kill()
+        for realm in self.realms.values():  # the controller's first, and with it the nodes'
+            realm.end()
         for daemon in self.daemons.values():
             daemon.wait()
         self.realms.clear()
@@ -114,10 +93,11 @@ class Lab:
 
     def _write_files(self) -> None:
         self.work_dir.chmod(0o755)
-        for name in ("etc", "log", "run", "state", "spool", "gpu", "shared"):
+        for name in ("etc", "log", "run", "state", "spool", "gpu", "shared", *(f"spool/{node}" for node in self.nodes)):
             (self.work_dir / name).mkdir()
         etc, arguments = self.work_dir / "etc", (self.work_dir, self.num_nodes, self.gpus_per_node)
-        version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True).stdout
+        environment = clean_environment(self.work_dir)
+        version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True, env=environment).stdout
         (etc / "slurm.conf").write_text(slurm_config.slurm_conf(*arguments, self.conf))
         (etc / "gres.conf").write_text(slurm_config.gres_conf(*arguments))
         (etc / "cgroup.conf").write_text(slurm_config.cgroup_conf(version))
@@ -152,11 +132,17 @@ class Lab:
         index = self.nodes.index(node) + 1
         realm = self.realms[node] = Realm(self.realms[CTL])
         self.realms[CTL].script(
-            f"ip link add ve{index} type veth peer name eth0 netns {realm.pid_outside}\nip link set ve{index} master br0 up"
+            f"ip link add ve{index} type veth peer name eth0 netns {realm.pid_outside}\n"
+            f"ip link set ve{index} master br0 up"
         )
-        lines = [f"hostname {node}", "mount -t sysfs sysfs /sys", "mount -t tmpfs -o mode=1777 shm /dev/shm"]
-        lines += ["ip link set lo up", f"ip addr add {slurm_config.node_address(index)}/24 dev eth0", "ip link set eth0 up"]
-        realm.script("\n".join([*lines, *own_tmp(self.shared)]))
+        realm.script(
+            f"hostname {node}\n"
+            "mount -t sysfs sysfs /sys\n"
+            "mount -t tmpfs -o mode=1777 shm /dev/shm\n"
+            f"ip addr add {slurm_config.node_address(index)}/24 dev eth0\n"
+            "ip link set lo up\n"
+            "ip link set eth0 up\n" + "\n".join(own_tmp(self.shared))
+        )
         self.start_daemon(node)
 
     # --- use ---
@@ -172,10 +158,10 @@ class Lab:
         timeout: float = 60,
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end on the submit host or on a node, output captured as text. `env` is added to the environment."""
+        """Run to the end on the submit host or a node, output captured as text. `env` is added to the environment."""
         stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
-        keywords = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with self.popen(argv, node, env=env, cwd=cwd, **keywords) as process:
+        pipe = subprocess.PIPE
+        with self.popen(argv, node, env=env, cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe) as process:
             try:
                 out, err = process.communicate(input, timeout=timeout)
             except BaseException:
@@ -220,7 +206,8 @@ class Lab:
             self.run(["scancel", "--user=root"])
         self.wait_until(lambda: not self.run(["squeue", "--noheader"]).stdout.strip(), "no job left", timeout)
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
+    @staticmethod
+    def wait_until(condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
@@ -228,7 +215,7 @@ class Lab:
             time.sleep(0.02)
 
     def processes(self, pattern: str = "", *, daemons: bool = False) -> list[tuple[str, int, str]]:
-        """(node, pid, command line) of the nodes' processes that match the regular expression; pids as the node counts."""
+        """(node, pid, command line) of the nodes' processes that match the expression; pids as the node counts."""
         found = []
         for node in self.nodes:
             for _, pid, cmdline in self.realms[node].processes() if node in self.realms else ():
@@ -268,12 +255,28 @@ class Lab:
         self.realms.pop(node).kill()
         self.daemons.pop(node).wait()
 
+    def mend(self) -> None:
+        """Undo all of the above, end all jobs, and wait until the cluster is as new."""
+        if CTL not in self.daemons:
+            self.start_daemon(CTL)
+            self.wait_until(self._controller_answers, "slurmctld to answer")
+        for node in self.nodes:
+            if node not in self.realms:
+                self.boot(node)
+            elif node not in self.daemons:
+                self.start_daemon(node)
+            self.link_up(node)
+        self.wait_jobs_gone(cancel=True)
+        if not self._all_idle():
+            self.run(["scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume"], check=False)
+        self.wait_until(self._all_idle, "all nodes idle")
+
     # --- looking ---
 
     def logs(self, num_lines: int = 40) -> str:
         """The ends of the daemons' logs, for the report of a failure."""
         parts = []
-        for path in sorted((self.work_dir / "log").glob("*")):
+        for path in sorted((self.work_dir / "log").glob("[!m]*")):  # not munged's, which only ever says that it is well
             lines = path.read_text(errors="replace").splitlines()[-num_lines:]
             parts.append("\n".join([f"--- {path.name}", *lines]))
         return "\n".join(parts)
@@ -290,47 +293,9 @@ class Lab:
 
     def _start_daemon(self, name: str, realm: str, argv: list[str]) -> None:
         with (self.work_dir / "log" / f"{name}.log").open("a") as log:
-            keywords = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
-            self.daemons[name] = self.popen(argv, realm, cwd="/", **keywords)
-
-
-def own_tmp(shared: Iterable[Path]) -> list[str]:
-    """Lines of shell that give a mount namespace an empty /tmp in which the directories of `shared` that lie there remain."""
-    kept = [str(path) for path in shared if path.is_relative_to("/tmp")]
-    lines = ["keep=$(mktemp -d /dev/shm/keep.XXXX)"] if kept else []
-    for number, path in enumerate(kept):
-        lines += [f"mkdir $keep/{number}", f"mount --bind '{path}' $keep/{number}"]
-    lines.append("mount -t tmpfs -o mode=1777 tmp /tmp")
-    for number, path in enumerate(kept):
-        lines += [f"mkdir -p '{path}'", f"mount --bind $keep/{number} '{path}'"]
-    return lines
-
-
-def with_sbin(path: str) -> str:
-    return ":".join(dict.fromkeys([*path.split(":"), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"]))
-
-
-def clean_environment(work_dir: Path) -> dict[str, str]:
-    """The caller's, less what an outer Slurm job or cluster says of itself."""
-    kept = {key: value for key, value in os.environ.items() if not re.match("SLURM|SBATCH|SRUN|SALLOC|MUNGE", key)}
-    return kept | {"PATH": with_sbin(kept.get("PATH", "")), "TRAINPKG_LAB": str(work_dir)}
-
-
-def lock_directory(work_dir: Path) -> int:
-    """A file descriptor whose holders (this process, then PID 1 of the lab) say that the lab lives."""
-    lock = os.open(work_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return lock
-
-
-def remove_leftovers() -> None:
-    """Remove the directories of labs whose PID 1 was killed before it could: their processes and mounts are gone already."""
-    for work_dir in PARENT.glob(f"{PREFIX}*"):
-        try:
-            os.close(lock_directory(work_dir))
-        except OSError:
-            continue  # alive, or just gone
-        shutil.rmtree(work_dir, ignore_errors=True)
+            self.daemons[name] = self.popen(
+                argv, realm, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
 
 def main() -> int:

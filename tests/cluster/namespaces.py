@@ -1,11 +1,12 @@
 """Entering, and looking into, the Linux namespaces of a lab. Knows nothing of Slurm.
 
-A `Realm` is one set of PID, mount, network, host name and IPC namespaces, held by its PID 1 (lab_init.py). Everything that
-runs in one is started through `nsenter` and dies with that PID 1.
+A `Realm` is one set of PID, mount, network, host name and IPC namespaces, held by its PID 1 (lab_init.py).
+Everything that runs in one is started through `nsenter` and dies with that PID 1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ KINDS = ("--mount", "--uts", "--ipc", "--net", "--pid")
 class Entered(subprocess.Popen[str]):
     """A process that `nsenter` started: signals go to the process itself, since `nsenter` passes none on.
 
-    `pid` is that of `nsenter` on the machine; the status is the command's own. If `nsenter` is killed, so is the command.
+    `pid` is that of `nsenter` on the machine; the status is the command's own. The command dies with `nsenter`.
     """
 
     def send_signal(self, sig: int) -> None:
@@ -33,22 +34,25 @@ class Entered(subprocess.Popen[str]):
 
 
 class Realm:
-    """One set of namespaces. `pid` is its PID 1 as the machine numbers it; `pid_outside` as the enclosing realm does."""
+    """One set of namespaces. `pid` is its PID 1 as the machine counts; `pid_outside` as the enclosing realm does."""
 
     def __init__(self, within: Realm | None, init_arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> None:
         inside = [*enter(within.pid)] if within else []
-        command = [*inside, "unshare", *KINDS, "--fork", "--kill-child", "--mount-proc", sys.executable, "-ISE", str(INIT)]
+        command = [*inside, "unshare", *KINDS, "--fork", "--kill-child", "--mount-proc"]
+        command += [sys.executable, "-ISE", str(INIT), *init_arguments]
         self.process = subprocess.Popen(
-            [*command, *init_arguments],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=pass_fds,
             start_new_session=True,  # Ctrl-C is the owner's to handle
         )
         assert self.process.stdout is not None
         if self.process.stdout.readline() != b"up\n":
-            raise RuntimeError(f"no namespaces: {' '.join(command)} ended with {self.process.wait()}")
-        self.pid = self.process.pid
+            _, messages = self.process.communicate(timeout=10)
+            raise RuntimeError(f"no namespaces: {' '.join(command)} said: {messages.decode()}")
+        self.pid: int = self.process.pid
         for _ in range(2 if within else 1):  # nsenter -> unshare -> PID 1
             self.pid = next(children(self.pid))
         self.pid_outside = namespace_pids(self.pid)[-2]
@@ -62,10 +66,10 @@ class Realm:
 
     def script(self, text: str) -> None:
         """Run lines of shell in here; any that fails is an error that carries its messages."""
-        command = self.command(["sh", "-euc", text])
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30, check=False)
-        if done.returncode:
-            raise RuntimeError(f"set-up of namespaces failed ({done.returncode}): {done.stderr.strip()}\n{text}")
+        process = self.popen(["sh", "-euc", text], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        _, messages = process.communicate(timeout=30)
+        if process.returncode:
+            raise RuntimeError(f"set-up of namespaces failed ({process.returncode}): {messages.strip()}\n{text}")
 
     def processes(self) -> Iterator[tuple[int, int, str]]:
         """(pid on the machine, pid in here, command line) of all processes but PID 1."""
@@ -75,18 +79,18 @@ class Realm:
                 yield pid, namespace_pids(pid)[-1], cmdline
 
     def end(self) -> None:
-        """Return when every process in here is gone, which the kernel sees to."""
+        """Have PID 1 clean up and end; return when every process in here is gone, which the kernel sees to."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.kill()
 
     def kill(self) -> None:
-        if self.process.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-        self.process.wait()
+        """As if the power was cut."""
+        with self.process:  # closes its pipes and waits
+            if self.process.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def enter(pid: int) -> list[str]:

@@ -1,0 +1,62 @@
+"""The `lab` fixture: one Slurm of three nodes for all tests of this directory, as new before each of them.
+
+Where the machine cannot have one, the tests are skipped with one line that says why;
+TRAINPKG_REQUIRE_CLUSTER=1 makes that a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.lab import Lab
+from tests.cluster.machine import missing
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+def need_cluster() -> None:
+    if lack := missing():
+        if os.environ.get("TRAINPKG_REQUIRE_CLUSTER") == "1":
+            pytest.fail(lack, pytrace=False)
+        pytest.skip(lack)
+
+
+@pytest.fixture(scope="session")
+def session_lab() -> Iterator[Lab]:
+    need_cluster()
+    with Lab(num_nodes=3, gpus_per_node=4) as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(session_lab: Lab) -> Iterator[Lab]:
+    yield session_lab
+    session_lab.mend()
+
+
+@pytest.fixture
+def shared_dir(lab: Lab, request: pytest.FixtureRequest) -> Path:
+    """An empty directory that all nodes see (`tmp_path` lies in /tmp, of which each node has its own)."""
+    path = lab.shared_dir / re.sub(r"\W+", "-", request.node.name)
+    path.mkdir()
+    return path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    lab = getattr(item, "funcargs", {}).get("lab")
+    if report.failed and lab is not None and lab.realms:
+        report.sections.append(("logs of the Slurm daemons", lab.logs()))
+    return report
