@@ -1,6 +1,6 @@
 """The `lab` fixture: one Slurm of three nodes for all tests of this directory, as new before each of them.
 
-Where the machine cannot have one, the tests are skipped with one line that says why;
+Where the machine cannot have one, the tests are skipped with a line that says why;
 TRAINPKG_REQUIRE_CLUSTER=1 makes that a failure.
 """
 
@@ -19,22 +19,18 @@ from tests.cluster.machine import missing
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lack = "" if os.environ.get("TRAINPKG_REQUIRE_CLUSTER") == "1" else missing()
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-
-
-def need_cluster() -> None:
-    if lack := missing():
-        if os.environ.get("TRAINPKG_REQUIRE_CLUSTER") == "1":
-            pytest.fail(lack, pytrace=False)
-        pytest.skip(lack)
+            if lack:
+                item.add_marker(pytest.mark.skip(reason=lack))
 
 
 @pytest.fixture(scope="session")
 def session_lab() -> Iterator[Lab]:
-    need_cluster()
     with Lab(num_nodes=3, gpus_per_node=4) as lab:
         yield lab
 

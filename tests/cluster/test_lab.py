@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import need_cluster
 from tests.cluster.lab import Lab
 from tests.cluster.machine import CHECKOUT, PARENT, PREFIX
 from tests.cluster.namespaces import all_pids
@@ -118,7 +117,6 @@ with Lab(num_nodes=2, gpus_per_node=1) as lab:
 
 @pytest.fixture
 def owner() -> Iterator[subprocess.Popen[str]]:
-    need_cluster()
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=CHECKOUT, stdout=pipe, stderr=null, text=True) as process:
         yield process
