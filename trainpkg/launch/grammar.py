@@ -126,7 +126,7 @@ def parse_gres(text: str, name: str = "GRES") -> list[Gres]:
 def count_gpus(text: str, name: str) -> int:
     """GPUs that a request speaks of: `4`, `a100:2,v100:2` (as `--gpus-per-node` takes it) or any GRES list."""
     total = 0
-    for piece in text.split(","):
+    for piece in _split_outside_parentheses(text):
         if re.fullmatch(r"[0-9]{1,6}", piece):
             total += int(piece)
             continue
