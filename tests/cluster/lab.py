@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import slurm_config
-from tests.cluster.machine import CHECKOUT, clean_environment, make_work_dir, missing, own_tmp
+from tests.cluster.machine import CHECKOUT, SLURM_CONF_DIR, clean_environment, make_work_dir, missing, own_tmp
 from tests.cluster.namespaces import Entered, Realm
 
 CTL = "ctl"
-DAEMONS = ("slurmd", "slurmstepd", "slurmctld", "munged")
+DAEMON = re.compile(r"\S*\b(slurmd|slurmstepd)\b")
 
 
 class Lab:
@@ -63,7 +63,7 @@ class Lab:
         self.shared_dir = self.work_dir / "shared"
         owner = os.pidfd_open(os.getpid())
         try:
-            self._write_files()
+            slurm_config.write_files(self.work_dir, self.num_nodes, self.gpus_per_node, self.conf)
             self.realms[CTL] = Realm(None, [str(owner), str(self.work_dir)], pass_fds=[owner, lock])
             self._start_controller()
             for name in self.nodes:
@@ -91,27 +91,10 @@ class Lab:
         self.daemons.clear()
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
-    def _write_files(self) -> None:
-        self.work_dir.chmod(0o755)
-        for name in ("etc", "log", "run", "state", "spool", "gpu", "shared", *(f"spool/{node}" for node in self.nodes)):
-            (self.work_dir / name).mkdir()
-        etc, arguments = self.work_dir / "etc", (self.work_dir, self.num_nodes, self.gpus_per_node)
-        environment = clean_environment(self.work_dir)
-        version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True, env=environment).stdout
-        (etc / "slurm.conf").write_text(slurm_config.slurm_conf(*arguments, self.conf))
-        (etc / "gres.conf").write_text(slurm_config.gres_conf(*arguments))
-        (etc / "cgroup.conf").write_text(slurm_config.cgroup_conf(version))
-        (self.work_dir / "hosts").write_text(slurm_config.hosts(self.num_nodes))
-        for index in range(self.gpus_per_node):
-            os.mknod(self.work_dir / f"gpu/nvidia{index}", 0o20666, os.makedev(1, 3))  # as good as /dev/null
-        key = self.work_dir / "munge.key"
-        key.write_bytes(os.urandom(1024))
-        key.chmod(0o400)
-
     def _start_controller(self) -> None:
         self.realms[CTL].script(
             f"hostname {CTL}\n"
-            f"mount --bind {self.work_dir}/etc /etc/slurm\n"
+            f"mount --bind {self.work_dir}/etc {SLURM_CONF_DIR}\n"
             f"mount --bind {self.work_dir}/hosts /etc/hosts\n"
             "mount -t sysfs sysfs /sys\n"  # shows the network devices of the namespace it is mounted in
             "ip link set lo up\n"
@@ -159,8 +142,8 @@ class Lab:
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end on the submit host or a node, output captured as text. `env` is added to the environment."""
-        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
         pipe = subprocess.PIPE
+        stdin = subprocess.DEVNULL if input is None else pipe
         with self.popen(argv, node, env=env, cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe) as process:
             try:
                 out, err = process.communicate(input, timeout=timeout)
@@ -187,8 +170,7 @@ class Lab:
 
     def sbatch(self, script: str, *options: str, cwd: str | Path | None = None) -> str:
         """Submit lines of shell; the job's id."""
-        argv = ["sbatch", "--parsable", *options, "--wrap", script]
-        return self.run(argv, cwd=cwd).stdout.strip()
+        return self.run(["sbatch", "--parsable", *options, "--wrap", script], cwd=cwd).stdout.strip()
 
     def job(self, job_id: str) -> dict[str, str]:
         """What `scontrol show job` says: JobState, Restarts, NodeList, ExitCode, ..."""
@@ -198,7 +180,7 @@ class Lab:
     def wait_job(self, job_id: str, *states: str, timeout: float = 30) -> dict[str, str]:
         """Wait until the job is in one of `states` (default: at an end), and return `job()`."""
         wanted = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
-        self.wait_until(lambda: self.job(job_id)["JobState"] in wanted, f"job {job_id} in {wanted}", timeout)
+        self.wait_until(lambda: self.job(job_id)["JobState"] in wanted, f"job {job_id}: {', '.join(wanted)}", timeout)
         return self.job(job_id)
 
     def wait_jobs_gone(self, timeout: float = 30, *, cancel: bool = False) -> None:
@@ -212,17 +194,13 @@ class Lab:
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout:.0f} s in vain for {what}")
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def processes(self, pattern: str = "", *, daemons: bool = False) -> list[tuple[str, int, str]]:
         """(node, pid, command line) of the nodes' processes that match the expression; pids as the node counts."""
-        found = []
-        for node in self.nodes:
-            for _, pid, cmdline in self.realms[node].processes() if node in self.realms else ():
-                is_daemon = Path(cmdline.split()[0].rstrip(":")).name in DAEMONS
-                if re.search(pattern, cmdline) and (daemons or not is_daemon):
-                    found.append((node, pid, cmdline))
-        return found
+        realms = [(node, self.realms[node]) for node in self.nodes if node in self.realms]
+        found = [(node, pid, cmdline) for node, realm in realms for _, pid, cmdline in realm.processes()]
+        return [one for one in found if re.search(pattern, one[2]) and (daemons or not DAEMON.match(one[2]))]
 
     def kill(self, node: str, pid: int, sig: int = signal.SIGKILL) -> None:
         """Signal a process by the pid that the node knows it by (what `os.getpid()` says in the job)."""
@@ -312,8 +290,9 @@ def main() -> int:
     command = arguments.command or [os.environ.get("SHELL", "/bin/bash")]
     with Lab(arguments.nodes, arguments.gpus) as lab:
         print(f"lab: nodes {' '.join(lab.nodes)}; directory that all see: {lab.shared_dir}", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's from here on
-        return lab.popen(command, cwd=Path.cwd()).wait()
+        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is the command's (which would inherit SIG_IGN)
+        status = lab.popen(command, cwd=Path.cwd()).wait()
+    return status if status >= 0 else 128 - status  # as a shell shows a signal
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ PARENT = Path("/var/tmp")
 PREFIX = "trainpkg-lab-"
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare", "nsenter", "setpriv")
 INSTALL = "apt-get install slurmctld slurmd slurm-client munge iproute2 util-linux"
+SLURM_CONF_DIR = Path("/etc/slurm")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -25,6 +26,8 @@ def missing() -> str:
     path = with_sbin(os.environ.get("PATH", ""))
     if absent := [program for program in PROGRAMS if not shutil.which(program, path=path)]:
         return f"the Slurm lab needs {', '.join(absent)}: {INSTALL}"
+    if not SLURM_CONF_DIR.is_dir():  # the lab's is bound over it, within its own mounts
+        return f"the Slurm lab needs Slurm packages that read {SLURM_CONF_DIR}: {INSTALL}"
     probe = ["unshare", "--mount", "--net", "--pid", "--fork", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     return f"the Slurm lab may not make namespaces here: {done.stderr.strip()}" if done.returncode else ""

@@ -1,8 +1,13 @@
-"""The configuration files of the lab's Slurm, as texts. Nothing here touches a file or starts a process."""
+"""The files of the lab's Slurm: what they say, and writing them. Starts none of its daemons."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+
+from tests.cluster.machine import clean_environment
 
 CPUS_PER_NODE = 8
 MEMORY_MB_PER_NODE = 8000
@@ -24,7 +29,7 @@ def hosts(num_nodes: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def slurm_conf(work_dir: Path, num_nodes: int, gpus_per_node: int, extra: dict[str, object]) -> str:
+def slurm_conf(work_dir: Path, num_nodes: int, gpus_per_node: int, extra: Mapping[str, object]) -> str:
     """`extra` replaces or adds lines, for instance `{"SlurmdTimeout": 10}`."""
     keys: dict[str, object] = {
         "ClusterName": "lab",
@@ -81,3 +86,22 @@ def cgroup_conf(slurm_version: str) -> str:
     """`slurm_version` as `slurmd -V` says it: "slurm-wlm 22.05.8"."""
     major, minor = slurm_version.split()[-1].split(".")[:2]
     return f"CgroupPlugin={'disabled' if (int(major), int(minor)) >= (23, 11) else 'cgroup/v1'}\n"
+
+
+def write_files(work_dir: Path, num_nodes: int, gpus_per_node: int, extra: Mapping[str, object]) -> None:
+    """Everything that the daemons want to find in the work directory; `etc` is what becomes /etc/slurm."""
+    work_dir.chmod(0o755)
+    spools = [f"spool/{node}" for node in node_names(num_nodes)]
+    for name in ("etc", "log", "run", "state", "spool", "gpu", "shared", *spools):
+        (work_dir / name).mkdir()
+    environment = clean_environment(work_dir)
+    version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True, env=environment).stdout
+    (work_dir / "etc/slurm.conf").write_text(slurm_conf(work_dir, num_nodes, gpus_per_node, extra))
+    (work_dir / "etc/gres.conf").write_text(gres_conf(work_dir, num_nodes, gpus_per_node))
+    (work_dir / "etc/cgroup.conf").write_text(cgroup_conf(version))
+    (work_dir / "hosts").write_text(hosts(num_nodes))
+    for index in range(gpus_per_node):
+        os.mknod(work_dir / f"gpu/nvidia{index}", 0o20666, os.makedev(1, 3))  # as good as /dev/null
+    key = work_dir / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)

@@ -42,7 +42,8 @@ def test_uneven_tasks(lab: Lab) -> None:
 def test_each_node_has_its_own_tmp_and_all_see_the_shared_directory(lab: Lab, shared_dir: Path) -> None:
     lab.run(["srun", "-N3", "sh", "-c", f"touch /tmp/$(hostname) /dev/shm/$(hostname) {shared_dir}/$(hostname)"])
     for node in lab.nodes:
-        assert lab.run(["sh", "-c", "ls /tmp /dev/shm"], node).stdout.split() == ["/dev/shm:", node, "/tmp:", node]
+        for directory in ("/tmp", "/dev/shm"):
+            assert set(lab.run(["ls", directory], node).stdout.split()) & set(lab.nodes) == {node}
         assert lab.run(["ls", shared_dir], node).stdout.split() == lab.nodes
         assert lab.run(["test", "-e", CHECKOUT / "pyproject.toml"], node).returncode == 0
 
