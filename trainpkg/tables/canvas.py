@@ -1,0 +1,175 @@
+"""How every plot looks: panels, colours, direct labels, and the same bytes for the same numbers.
+
+Text is drawn as outlines (`svg.fonttype: path`) of the font that comes with matplotlib: labels are placed by their
+measured size, which holds in a viewer only if the viewer cannot substitute a font. The words stay in the file as
+comments. Geometry is fixed in inches rather than fitted, so that panels align and no label is cut off.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+# Okabe and Ito's colours, told apart under every colour blindness; their yellow, too pale on paper, is a grey here.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
+# A second channel for grey prints.
+DASHES: tuple[Any, ...] = ("solid", (0, (6, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1.5, 1.5)))
+INK, FAINT = "#222222", "#BBBBBB"
+MAX_LINES = len(COLOURS)
+MAX_LABEL = 34
+STYLE = {
+    "svg.hashsalt": "trainpkg", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
+    "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.grid": True,
+    "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "lines.linewidth": 1.4, "xtick.color": INK, "ytick.color": INK,
+    "text.color": INK,
+}  # fmt: skip
+
+# Inches. The margin for labels fits the longest of a figure, at the width of an average letter.
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, BOTTOM, ABOVE, HEADING, LETTER, LINE = 3.7, 2.4, 0.75, 0.55, 0.42, 0.38, 0.068, 0.15
+# Where the sample of a line and its label begin, in widths of the panel.
+SAMPLE, LABEL = (1.03, 1.085), 1.1
+
+
+@dataclass(frozen=True)
+class End:
+    """Where a line ends (in data), what it is called there and how it is drawn (dash None: as points)."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+    dash: Any = "solid"
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Our look, whatever the user's matplotlibrc says."""
+    with mpl.style.context(["default", STYLE]):
+        yield
+
+
+def panels(heading: str, explanation: str, titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """A figure with one panel per title; `arrange` puts them in their places once the labels are known."""
+    figure = Figure()
+    figure.text(0, 0, heading, fontsize=11, weight="bold", va="top")
+    figure.text(0, 0, explanation, color="#555555", va="top")
+    axes = [figure.add_axes((0, 0, 1, 1), label=str(index)) for index, _ in enumerate(titles)]
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(shortened(title, 60))
+    return figure, axes
+
+
+def arrange(figure: Figure, ends: Sequence[Sequence[End]]) -> None:
+    """Label the ends of each panel's lines, and lay the panels out in one or two columns. Call it last."""
+    for ax, its in zip(figure.axes, ends, strict=True):
+        label_ends(ax, its)
+    letters = max((min(len(end.text), MAX_LABEL) for its in ends for end in its), default=0)
+    margin = (LABEL - 1) * PANEL_WIDTH + LETTER * letters + 0.2
+    num_columns = 1 if len(ends) == 1 else 2
+    num_rows = -(-len(ends) // num_columns)
+    cell_width, cell_height = LEFT + PANEL_WIDTH + margin, BOTTOM + PANEL_HEIGHT + ABOVE
+    lines = figure.texts[1].get_text().split("\n")
+    heading = HEADING + len(lines) * LINE
+    width = max(num_columns * cell_width, LETTER * max(map(len, lines)) + 0.3)
+    height = num_rows * cell_height + heading
+    figure.set_size_inches(width, height)
+    for text, below in zip(figure.texts, (0.12, 0.34), strict=True):
+        text.set_position((0.12 / width, 1 - below / height))
+    for index, ax in enumerate(figure.axes):
+        row, column = divmod(index, num_columns)
+        left, bottom = column * cell_width + LEFT, height - heading - (row + 1) * cell_height + BOTTOM
+        ax.set_position((left / width, bottom / height, PANEL_WIDTH / width, PANEL_HEIGHT / height))
+
+
+def empty(heading: str, sentence: str, x_label: str, y_label: str) -> Figure:
+    """An axis that says why nothing is drawn on it."""
+    figure, (ax,) = panels(heading, "", [""])
+    ax.set(xlabel=x_label, ylabel=y_label, xticks=[], yticks=[])
+    ax.text(0.5, 0.5, sentence, transform=ax.transAxes, ha="center", va="center", fontsize=10)
+    arrange(figure, [[]])
+    return figure
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as SVG without a date or version in it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def label_ends(ax: Axes, ends: Sequence[End]) -> None:
+    """Names right of the panel at the heights of the lines' ends, moved apart where they would overlap.
+
+    A sample of the line stands at each name, and a dotted leader shows which end it belongs to.
+    """
+    ax.set_ylim(ax.get_ylim())
+    ax.set_xlim(ax.get_xlim())
+    to_axes = ax.transData + ax.transAxes.inverted()
+    heights = [float(to_axes.transform((end.x, end.y))[1]) for end in ends]
+    gap = 11 / 72 / PANEL_HEIGHT
+    for end, height in zip(ends, spread(heights, gap), strict=True):
+        leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.7, "linestyle": (0, (1, 2)), "shrinkA": 0}
+        ax.annotate(
+            "", xy=(end.x, end.y), xytext=(SAMPLE[0], height), textcoords="axes fraction", annotation_clip=False,
+            arrowprops={**leader, "shrinkB": 1},
+        )  # fmt: skip
+        sample = Line2D(SAMPLE, (height, height), color=end.colour, transform=ax.transAxes, clip_on=False)
+        if end.dash is None:
+            sample.set(linestyle="none", marker="o", markersize=3.5, markevery=[1])
+        else:
+            sample.set_linestyle(end.dash)
+        ax.add_artist(sample)
+        ax.text(LABEL, height, shortened(end.text, MAX_LABEL), transform=ax.transAxes, va="center_baseline")
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights at least `gap` apart, in the order and as near to the given ones as that allows; 0 to 1 if they fit.
+
+    Neighbours that would touch become one block around the mean of their wishes, as in isotonic regression.
+    """
+    order = sorted(range(len(heights)), key=lambda index: (heights[index], index))
+    blocks: list[list[float]] = []
+    for place, index in enumerate(order):
+        blocks.append([heights[index] - place * gap])
+        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1].extend(last)
+    wanted = [float(np.mean(block)) for block in blocks for _ in block]
+    highest = max(0.0, 1 - gap * (len(heights) - 1))
+    placed = [0.0] * len(heights)
+    for place, index in enumerate(order):
+        placed[index] = min(max(wanted[place], 0.0), highest) + place * gap
+    return placed
+
+
+def shortened(text: str, length: int) -> str:
+    """Long names lose their middle: they differ at their ends."""
+    # Dollar signs would be read as mathematics.
+    text = text.replace("$", r"\$")
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return f"{text[:head]}…{text[head + 1 - length :]}"
+
+
+def plain_log(ax: Axes, low: float, high: float) -> None:
+    """A logarithmic y axis over low to high (both > 0) whose ticks are plain numbers, several even on a short axis."""
+    ax.set_yscale("log")
+    pad = max((high / low) ** 0.06, 1.2)
+    ax.set_ylim(low / pad, high * pad)
+    short = high / low < 12
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7) if short else (1, 2, 5)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e6 else f"{value:.0e}"))

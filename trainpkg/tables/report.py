@@ -1,0 +1,120 @@
+"""summary.md: what a person wants to know first. Every number in it is from the runs table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from trainpkg.tables.runs import COST, OUTCOME
+
+STATUSES = ("finished", "running", "failed", "absent")
+# A sheet of thousands still gives a page: the tables have them all.
+MAX_ROWS = 40
+HEADINGS = {
+    "run": "run", "status": "status", "world_size": "ranks", "progress": "step", "final_loss": "final loss",
+    "best": "best", "evaluated": "evaluated", "samples_per_second": "samples/s",
+    "scaling_efficiency_percent": "efficiency %", "gpu_hours": "GPU hours",
+}  # fmt: skip
+
+
+def markdown(runs: pd.DataFrame) -> str:
+    """The page: counts, a table per recipe with the best run first named, failures with their causes, damaged files."""
+    parts = ["# Runs", f"{counted(runs['status'].value_counts().to_dict())}. All columns: runs.csv."]
+    if (runs["device"] == "cpu").any():
+        parts.append("GPU hours are ranks x hours: hours of processes for runs on a CPU.")
+    for recipe in runs["recipe"].drop_duplicates():
+        parts += _recipe(str(recipe) or "(unknown recipe)", runs[runs["recipe"] == recipe])
+    failed = runs[runs["status"] == "failed"]
+    parts += _listed("Failed", [f"**{row.run}**: {_why(row)}" for row in failed.itertuples()])
+    noted = runs[runs["notes"].notna() & (runs["status"] != "failed")]
+    parts += _listed("Notes", [f"**{row.run}**: {row.notes}" for row in noted.itertuples()])
+    return "\n\n".join(parts) + "\n"
+
+
+def counted(counts: Mapping[Any, int]) -> str:
+    """`7 runs: 5 finished, 2 failed`."""
+    total = sum(counts.values())
+    states = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts.get(status))
+    return f"{total} run{'' if total == 1 else 's'}{': ' if states else ''}{states}"
+
+
+def _why(row: Any) -> str:
+    reasons = [row.cause if isinstance(row.cause, str) else "", row.notes if isinstance(row.notes, str) else ""]
+    return "; ".join(reason for reason in reasons if reason) or f"verdict {row.last_verdict}, no cause recorded"
+
+
+def _listed(title: str, lines: list[str]) -> list[str]:
+    if not lines:
+        return []
+    more = [f"and {len(lines) - MAX_ROWS} more in runs.csv"] if len(lines) > MAX_ROWS else []
+    return [f"## {title}", "\n".join(f"- {line}" for line in [*lines[:MAX_ROWS], *more])]
+
+
+def _recipe(name: str, runs: pd.DataFrame) -> list[str]:
+    best = _best(runs)
+    parts = [f"## {name}"]
+    if best is not None:
+        row = runs.loc[best]
+        among = f"{'lowest' if row['best_metric_mode'] == 'min' else 'highest'} of {runs['best_metric'].notna().sum()}"
+        value = f"{row['best_metric_name']} {_text(row['best_metric'])} at step {_text(row['best_step'])}"
+        parts.append(f"Best: **{row['run']}**, {value} ({among}).")
+    shown = runs.head(MAX_ROWS)
+    cells = pd.DataFrame(
+        {heading: [_cell(row, key) for _, row in shown.iterrows()] for key, heading in HEADINGS.items()}
+    )
+    varied = _varied(runs)
+    for position, key in enumerate(varied, start=1):
+        cells.insert(position, key, [_text(value) for value in shown[key]])
+    kept = [column for column in cells.columns if (cells[column] != "").any()]
+    # tabulate would read `1e-05` and run names such as `007` as numbers and reformat them.
+    parts.append(cells[kept].to_markdown(index=False, disable_numparse=True))
+    if len(runs) > MAX_ROWS:
+        parts.append(f"… and {len(runs) - MAX_ROWS} more in runs.csv.")
+    return parts
+
+
+def _best(runs: pd.DataFrame) -> Any:
+    """Index of the recipe's best run by the recipe's own metric; None where runs name several or none."""
+    known = runs[runs["best_metric"].notna() & runs["best_metric_name"].notna()]
+    if known.empty or len(known[["best_metric_name", "best_metric_mode"]].drop_duplicates()) > 1:
+        return None
+    lowest = known["best_metric_mode"].iloc[0] == "min"
+    return known["best_metric"].idxmin() if lowest else known["best_metric"].idxmax()
+
+
+def _varied(runs: pd.DataFrame) -> list[str]:
+    """Config keys whose values differ within the recipe, at most four: what tells its runs apart."""
+    config = [
+        name
+        for name in runs.columns
+        if name not in ("run", "recipe", "status", "in_sheet")
+        and name not in OUTCOME
+        and name not in COST
+        and not name.startswith("eval_")
+    ]
+    return [name for name in config if runs[name].nunique(dropna=False) > 1][:4]
+
+
+def _cell(row: pd.Series[Any], key: str) -> str:
+    if key == "progress":
+        step, of = _text(row["step"]), _text(row["max_steps"])
+        return f"{step}/{of}" if step and of else step
+    if key == "best":
+        value = _text(row["best_metric"])
+        return f"{row['best_metric_name']} {value}" if value else ""
+    if key == "evaluated":
+        for name in ("eval_accuracy", "eval_bits_per_byte", "eval_loss"):
+            if name in row.index and _text(row[name]):
+                return f"{name[5:]} {_text(row[name])}"
+        return ""
+    return _text(row[key])
+
+
+def _text(value: Any) -> str:
+    """A cell for reading: four digits of a real number, nothing for a gap."""
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

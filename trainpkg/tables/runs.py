@@ -1,0 +1,225 @@
+"""The table with one row per run: its state, its config, what it came to, what it cost and how it scaled.
+
+No run is dropped: failed, running and absent ones are rows with their status.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trainpkg.tables.collect import RunFiles
+from trainpkg.tables.frames import (
+    attempt_row,
+    cause_of,
+    eval_columns,
+    final_metrics,
+    frame,
+    metric_order,
+    text,
+    topology,
+    whole,
+)
+from trainpkg.tables.records import Metrics, clean, number
+from trainpkg.tables.scaling import Measured, scaling
+
+# A holder beats every few seconds; without a beat for so long it is taken for dead.
+FRESH_S = 90.0
+# Config columns of the CSV and the summary even where all runs agree; all others only where runs differ.
+SHORT_LIST = (
+    "task", "strategy", "model.name", "data.name", "launch.nodes", "launch.gpus_per_node", "optim.name", "optim.lr",
+    "train.global_batch", "train.max_steps", "train.precision", "seed",
+)  # fmt: skip
+BEFORE_CONFIG = {"run": "string", "recipe": "string", "status": "string", "in_sheet": "boolean"}
+OUTCOME = {
+    "device": "string", "world_size": "Int64", "num_nodes": "Int64", "num_parameters": "Int64", "step": "Int64",
+    "max_steps": "Int64", "final_loss": "float64", "best_metric_name": "string", "best_metric_mode": "string",
+    "best_metric": "float64", "best_step": "Int64", "eval_source": "string", "eval_step": "Int64",
+}  # fmt: skip
+COST = {
+    "samples_per_second": "float64", "tokens_per_second": "float64", "samples_per_second_per_rank": "float64",
+    "tokens_per_second_per_rank": "float64", "scaling_kind": "string", "scaling_series": "string",
+    "scaling_base_world_size": "Int64", "scaling_efficiency_percent": "float64", "memory_mb": "float64",
+    "train_time_s": "float64", "gpu_hours": "float64", "num_attempts": "Int64", "num_failures": "Int64",
+    "last_verdict": "string", "cause": "string", "num_records": "Int64", "num_overwritten_records": "Int64",
+    "num_nonfinite_records": "Int64", "num_bad_records": "Int64", "notes": "string",
+}  # fmt: skip
+
+
+def runs_table(runs: Sequence[RunFiles], now_s: float) -> pd.DataFrame:
+    """All columns, with every key of the config; `now_s` (unix seconds) decides whether a lock's beat is fresh."""
+    rows = [_row(one, now_s) for one in runs]
+    for row, its in zip(rows, scaling([_measured(one, row) for one, row in zip(runs, rows, strict=True)]), strict=True):
+        row.update({
+            "scaling_kind": its.kind, "scaling_series": its.series, "scaling_base_world_size": its.base_world_size,
+            "scaling_efficiency_percent": its.efficiency_percent,
+        })  # fmt: skip
+    for one, row in zip(runs, rows, strict=True):
+        row.update({key: value for key, value in one.config.items() if key not in row})
+    metrics = metric_order({name[5:] for row in rows for name in row if name.startswith("eval_")} - {"source", "step"})
+    types = {**BEFORE_CONFIG, **OUTCOME, **{f"eval_{name}": "float64" for name in metrics}, **COST}
+    table = frame(rows, types)
+    config = sorted({key for one in runs for key in one.config}.difference(types).union(_strategy_column(runs)))
+    order = [*BEFORE_CONFIG, *config, *OUTCOME, *(f"eval_{name}" for name in metrics), *COST]
+    return table[order]
+
+
+def short_columns(table: pd.DataFrame) -> list[str]:
+    """The columns for reading: of the config only the short list and the keys whose values differ between runs."""
+    outcome = [name for name in table.columns if name in OUTCOME or name in COST or name.startswith("eval_")]
+    config = [name for name in table.columns if name not in BEFORE_CONFIG and name not in outcome]
+    # A directory without a config says nothing, and so makes no difference.
+    known = table[config].notna().any(axis=1)
+    shown = [name for name in SHORT_LIST if name in config]
+    shown += [name for name in config if name not in SHORT_LIST and table.loc[known, name].nunique(dropna=False) > 1]
+    return [*BEFORE_CONFIG, *shown, *outcome]
+
+
+def status_of(one: RunFiles, now_s: float) -> tuple[str, str | None]:
+    """The status and, where it needs one, a note.
+
+    finished: train.json is there (of another fingerprint it does not count: then the run is absent). running: the last
+    attempt has no end and the lock's beat is fresh, or it ended to be run again. failed: it ended otherwise, or nobody
+    recorded an end and the lock is stale. absent: nothing was started.
+    """
+    if one.train is not None and one.train.get("status", "finished") == "finished":
+        return "finished", None
+    beating = one.lock is not None and now_s - _last_beat(one) <= FRESH_S
+    if not one.attempts:
+        return ("running" if beating else "absent"), None
+    last = one.attempts[-1]
+    verdict = last.facts.get("verdict")
+    if math.isnan(number(last.facts.get("end_unix_s"))):
+        return ("running", None) if beating else ("failed", f"no end was recorded of attempt {last.number}")
+    if verdict == "again":
+        return "running", None
+    if verdict == "finished":
+        return "failed", f"attempt {last.number} says finished, but train.json does not"
+    return "failed", None
+
+
+def _last_beat(one: RunFiles) -> float:
+    """The newer of the two signs of life: clocks of nodes and of file servers differ."""
+    if one.lock is None:
+        return -math.inf
+    return float(np.nanmax([one.lock.beat_unix_s, one.lock.mtime_unix_s]))
+
+
+def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
+    status, why = status_of(one, now_s)
+    train = one.train or {}
+    nodes, ranks = topology(one)
+    costs = [attempt_row(one, attempt)["gpu_hours"] for attempt in one.attempts]
+    notes = [*one.notes, *([why] if why else [])]
+    if costs and None in costs:
+        notes.append(f"gpu_hours leaves out {costs.count(None)} of {len(costs)} attempts: times or ranks unknown")
+    last = one.attempts[-1] if one.attempts else None
+    strategy = train.get("strategy") or one.config.get("strategy")
+    return {
+        "run": one.run,
+        "recipe": one.recipe,
+        "status": status,
+        "in_sheet": one.in_sheet,
+        **({"strategy": strategy} if one.config or strategy else {}),
+        "device": text(train.get("device")) or _known_device(one.config),
+        "world_size": ranks,
+        "num_nodes": nodes,
+        "num_parameters": whole(train.get("num_parameters")),
+        "max_steps": whole(one.config.get("train.max_steps")),
+        **_progress(one.metrics, train),
+        **_evaluation(one),
+        **_speed(one.metrics, train, ranks),
+        "gpu_hours": sum(cost for cost in costs if cost is not None) if any(c is not None for c in costs) else None,
+        "num_attempts": len(one.attempts),
+        "num_failures": sum(len(attempt.failures) for attempt in one.attempts),
+        "last_verdict": text(last.facts.get("verdict")) if last else None,
+        # What a finished run overcame on its way is in the attempts table.
+        "cause": cause_of(last) if last and status != "finished" else None,
+        "num_records": len(one.metrics.train) + len(one.metrics.evals),
+        "num_overwritten_records": one.metrics.num_overwritten,
+        "num_nonfinite_records": one.metrics.num_nonfinite,
+        "num_bad_records": one.metrics.num_bad,
+        "notes": clean("; ".join(notes)) or None,
+    }
+
+
+def _known_device(config: Mapping[str, Any]) -> str | None:
+    device = text(config.get("launch.device"))
+    return None if device == "auto" else device
+
+
+def _strategy_column(runs: Sequence[RunFiles]) -> set[str]:
+    return {"strategy"} if any(one.config or (one.train or {}).get("strategy") for one in runs) else set()
+
+
+def _progress(metrics: Metrics, train: Mapping[str, Any]) -> dict[str, Any]:
+    """Where training stands: by train.json, else by the newest attempt's last record.
+
+    An older attempt may have got further than the checkpoint that the newest one started from.
+    """
+    best, final = (part if isinstance(part := train.get(key), dict) else {} for key in ("best", "final"))
+    newest = metrics.last_generation()
+    steps, losses = metrics.column("step")[newest], metrics.column("loss")[newest]
+    return {
+        "step": whole(train.get("steps")) if "steps" in train else (int(steps[-1]) if len(steps) else None),
+        "final_loss": number(final.get("loss")) if "loss" in final else (losses[-1] if len(losses) else None),
+        "best_metric_name": text(best.get("metric")),
+        "best_metric_mode": text(best.get("mode")),
+        "best_metric": number(best.get("value")),
+        "best_step": whole(best.get("step")),
+        "memory_mb": number(train["memory_mb"]) if "memory_mb" in train else _largest(metrics, "memory_mb"),
+        "train_time_s": number(train["train_time_s"]) if "train_time_s" in train else _largest(metrics, "time_s"),
+    }
+
+
+def _evaluation(one: RunFiles) -> dict[str, Any]:
+    """The metrics of evaluation.json (`eval_source` evaluate), else those of training's last evaluation (train)."""
+    if one.evaluation is not None:
+        step = whole(one.evaluation.get("step"))
+        return {"eval_source": "evaluate", "eval_step": step, **eval_columns(final_metrics(one))}
+    if one.metrics.evals:
+        last = max(one.metrics.evals, key=lambda record: (record.attempt, record.generation, record.step))
+        return {"eval_source": "train", "eval_step": last.step, **eval_columns(last.metrics)}
+    return {}
+
+
+def _speed(metrics: Metrics, train: Mapping[str, Any], ranks: int | None) -> dict[str, Any]:
+    """Median throughput over the records of the last attempt; the first of each generation warms up and is left out
+    where others are. Where no record says it, train.json's own median."""
+    speed: dict[str, Any] = {}
+    attempts, generations = metrics.column("attempt"), metrics.column("generation")
+    last = attempts == attempts.max(initial=-1.0)
+    warm_up = np.r_[True, np.diff(generations) != 0][: len(generations)] | ~last
+    warm_up |= np.r_[True, np.diff(attempts) != 0][: len(attempts)]
+    chosen = last & ~warm_up if (last & ~warm_up).any() else last
+    for name in ("samples_per_second", "tokens_per_second"):
+        values = metrics.column(name)[chosen]
+        values = values[np.isfinite(values)]
+        value = float(np.median(values)) if len(values) else number(train.get(name))
+        speed[name] = value
+        speed[f"{name}_per_rank"] = value / ranks if ranks else None
+    return speed
+
+
+def _largest(metrics: Metrics, name: str) -> float | None:
+    values = metrics.column(name)
+    values = values[np.isfinite(values)]
+    return float(values.max()) if len(values) else None
+
+
+def _measured(one: RunFiles, row: Mapping[str, Any]) -> Measured:
+    samples = row["samples_per_second"]
+    batch = number(one.config.get("train.global_batch"))
+    return Measured(
+        recipe=one.recipe,
+        strategy=row.get("strategy"),
+        device=row["device"],
+        world_size=row["world_size"],
+        throughput=None if math.isnan(samples) else samples,
+        global_batch=None if math.isnan(batch) else batch,
+        config=one.config,
+    )
