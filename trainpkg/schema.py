@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -45,7 +46,9 @@ def _walk(model: type[BaseModel], prefix: str, *, identity: bool = True) -> Iter
         for section in inner:
             yield from _walk(section, f"{prefix}{name}.", identity=own)
         if not inner:
-            yield Key(prefix + name, _type(field), _default(field), own, field.description or "Which alternative.")
+            yield Key(
+                prefix + name, _type(field.annotation), _default(field), own, field.description or "Which alternative."
+            )
 
 
 def _sections(field: FieldInfo) -> list[type[Section]]:
@@ -53,9 +56,18 @@ def _sections(field: FieldInfo) -> list[type[Section]]:
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
-def _type(field: FieldInfo) -> str:
-    text = getattr(field.annotation, "__name__", "") if isinstance(field.annotation, type) else str(field.annotation)
-    return text.replace("typing.", "").replace("|", "or").replace("None", "null")
+def _type(kind: Any) -> str:
+    """A type as a person says it: `int or null`, `one of ddp, fsdp`, `list of int`."""
+    if get_origin(kind) is Literal:
+        values = [str(value) for value in get_args(kind)]
+        return f"one of {', '.join(values)}" if len(values) > 1 else values[0]
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_type(part) for part in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"list of {_type(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return "mapping"
+    return {"NoneType": "null", "str": "text", "bool": "true or false"}.get(kind.__name__, str(kind.__name__))
 
 
 def _default(field: FieldInfo) -> str:
@@ -79,7 +91,8 @@ def _merged(model: type[BaseModel]) -> list[Key]:
         seen = keys.get(key.name)
         if seen:
             kinds, defaults = _join(seen.type, key.type), _join(seen.default, key.default)
-            key = Key(key.name, kinds, defaults, key.identity, seen.description)
+            about = _join(seen.description, key.description)
+            key = Key(key.name, kinds, defaults, key.identity, about)
         keys[key.name] = key
     return list(keys.values())
 

@@ -168,13 +168,13 @@ def _known_columns(header: list[str], place: str, problems: Problems) -> list[st
 
 
 def _read_recipe(path: Path, place: str, problems: Problems) -> Tree | None:
+    known = sorted(p.stem for p in path.parent.glob("*.yaml"))
+    if path.name == ".yaml":
+        problems.add(f"{place}: the cell under 'recipe' is empty; recipes are {known}")
+        return None
     if not path.is_file():
-        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
-        problems.add(
-            f"{place}: recipe = {path.stem!r}: there is no {path}{_nearest(path.stem, known, 'recipe')}"
-            if path.stem
-            else f"{place}: the cell under 'recipe' is empty; recipes are {known}"
-        )
+        nearest = _nearest(path.stem, known, "recipe")
+        problems.add(f"{place}: recipe = {path.stem!r}: there is no {path}{nearest}")
         return None
     try:
         return read_yaml(path, "recipe")
@@ -183,10 +183,21 @@ def _read_recipe(path: Path, place: str, problems: Problems) -> Tree | None:
         return None
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """YAML's safe types; a key that stands twice is an error, where PyYAML would silently take the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1 and key != "<<"}
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {min(twice)!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, what: str) -> Tree:
     """A YAML file that holds one mapping. Raises UserError naming the file and line."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
     except OSError as error:
         raise UserError(f"{what} {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -270,7 +281,8 @@ def _dotted(detail: ErrorDetails, model: type[BaseModel]) -> str:
 def _sentence(detail: ErrorDetails, key: str, model: type[BaseModel]) -> str:
     value, keys = detail["input"], known_keys(model)
     if detail["type"] == "missing":
-        return f"{key} is missing: {keys[key].description if key in keys else 'it has no default'}"
+        about = keys[key].description if key in keys else model.model_fields[key].description
+        return f"{key} is missing: {about}"
     if detail["type"] == "extra_forbidden":
         above = key.rpartition(".")[0]
         siblings = {k.removeprefix(above + ".").split(".")[0] for k in keys if k.startswith(above)}

@@ -47,7 +47,9 @@ class Slurm(Section):
     nodelist: str | None = execution(None, "Nodes that must be part of the job.")
     exclude: str | None = execution(None, "Nodes that must not.")
     gpu_type: str | None = execution(None, "GPU type as Slurm names it, such as a100-sxm4.", pattern=r"^[\w.-]+$")
-    gpu_request: Literal["gres", "gpus-per-node", "none"] = execution("gres", "How GPUs are asked for.")
+    gpu_request: Literal["auto", "gres", "gpus-per-node", "none"] = execution(
+        "auto", "How GPUs are asked for, whatever torch uses; auto: gres, or none where launch.device is cpu."
+    )
     cpus_per_task: int = execution(4, "CPUs of each node's launcher and all its ranks.", ge=1)
     mem_mb: int | None = execution(None, "Memory per node in MB; 0: all of the node.", ge=0)
     runtime: str | None = execution(None, "Time limit: minutes, or text such as 12h.")

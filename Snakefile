@@ -1,0 +1,45 @@
+# Train the runs of config/runs.tsv, evaluate them and write tables and plots.
+#   snakemake smoke_test                                  prove every topology on few nodes first
+#   snakemake                                             everything, on this machine
+#   snakemake --executor slurm --profile cluster          everything, as Slurm jobs
+import sys
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/smoke.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/summarise.smk"
+
+
+localrules:
+    all,
+    smoke_test,
+    summarise,
+
+
+rule all:
+    default_target: True
+    input:
+        rules.summarise.output,
+
+
+rule smoke_test:
+    input:
+        all_smoke_results(),
+
+
+# A rule that needs every evaluation never runs when one run failed; the tables are wanted all the same.
+onsuccess:
+    shell("{sys.executable} -m trainpkg summarise {CONFIG_ARGUMENTS}")
+
+
+onerror:
+    shell("{sys.executable} -m trainpkg summarise {CONFIG_ARGUMENTS}")

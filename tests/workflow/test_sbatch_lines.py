@@ -1,0 +1,128 @@
+"""What is submitted, to the letter: golden lines for the shapes that people ask for."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.conftest import Snakemake
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "sbatch.txt"
+REPAIR = "TRAINPKG_GOLDEN=write python -m pytest tests/workflow/test_sbatch_lines.py"
+
+SHEET = """\
+run\trecipe\tlaunch.nodes\tlaunch.gpus_per_node\tlaunch.device\tslurm.partition\tslurm.gpu_type\tslurm.gpu_request
+one_gpu\tdigits_ddp\t1\t1\tcuda\t\t\t
+one_node\tdigits_ddp\t1\t4\tcuda\t\t\t
+two_nodes\tdigits_ddp\t2\t4\tcuda\t\t\t
+cpus_alone\tdigits_ddp\t2\t2\tcpu\t\t\t
+first_partition\tdigits_ddp\t1\t1\tcuda\tgpu\t\t
+second_partition\tdigits_ddp\t1\t1\tcuda\tbig\t\t
+hyphen\tdigits_ddp\t2\t4\tcuda\t\ta100-sxm4\t
+typed\tdigits_ddp\t2\t4\tcuda\t\ta100\t
+per_node\tdigits_ddp\t2\t4\tcuda\t\ta100\tgpus-per-node
+gpus_unused\tdigits_ddp\t2\t2\tcpu\t\t\tgres
+whole_nodes\tdigits_ddp\t2\t\tcuda\t\t\t
+every_option\tevery_option\t4\t2\tcuda\tgpu\tv100\tgres
+"""
+
+EVERY_OPTION = """
+strategy: fsdp
+slurm:
+  partition: gpu
+  account: project
+  qos: high
+  constraint: "ib&v100"
+  nodelist: "n[1-4]"
+  exclude: n9
+  cpus_per_task: 16
+  mem_mb: 200000
+  runtime: 12h
+  signal: USR1@300
+  extra: --reservation=training --switches=1
+"""
+
+
+@pytest.fixture
+def sheet(checkout: Path, fake_slurm: Path) -> Path:
+    (checkout / "config/runs.tsv").write_text(SHEET)
+    recipes = checkout / "config/recipes"
+    digits = re.sub(r"^(strategy|launch):.*\n", "", (recipes / "digits_ddp.yaml").read_text(), flags=re.M)
+    (recipes / "digits_ddp.yaml").write_text(digits)
+    (recipes / "every_option.yaml").write_text(digits + EVERY_OPTION)
+    return checkout
+
+
+def submitted(fake_slurm: Path) -> dict[str, str]:
+    """Rule and wildcards of each submitted job -> its sbatch line, with what differs between machines replaced."""
+    words = iter((fake_slurm / "sbatch.log").read_text().splitlines())
+    lines = {}
+    for count in words:
+        arguments = []
+        while len(arguments) < int(count):
+            arguments.append(next(words))
+        lines[comment_of(arguments)] = normalised(arguments)
+    return lines
+
+
+def comment_of(arguments: list[str]) -> str:
+    return arguments[arguments.index("--comment") + 1]
+
+
+def normalised(arguments: list[str]) -> str:
+    cwd = str(Path(arguments[arguments.index("-D") + 1]))
+    *rest, wrap = arguments
+    cores = re.search(r"--cores '?(\w+)'?", wrap)
+    line = " ".join([*rest, f"--wrap=<snakemake --cores {cores.group(1) if cores else 'none'}>"])
+    line = line.replace(cwd, "<workdir>")
+    return re.sub(r"--job-name \S+", "--job-name <name>", line)
+
+
+def train_lines(snakemake: Snakemake, fake_slurm: Path, *arguments: str) -> dict[str, str]:
+    """Submit every `train` job (smoke results are there already; fake jobs fail at once, so no rule comes after)."""
+    quick = ("--slurm-init-seconds-before-status-checks", "1", "--retries", "0", "--max-status-checks-per-second", "9")
+    done = snakemake(*arguments, *quick, status=1)
+    assert (fake_slurm / "sbatch.log").exists(), done.stderr
+    return submitted(fake_slurm)
+
+
+def present_smoke_results(sheet: Path) -> None:
+    from trainpkg import sheet as reader
+
+    os.chdir(sheet)
+    for topology in reader.load(Path("config/config.yaml")).topologies():
+        path = sheet / f"results/smoke/{topology}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+
+
+def test_golden_lines(sheet: Path, fake_slurm: Path, snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sheet)
+    present_smoke_results(sheet)
+    lines = train_lines(snakemake, fake_slurm, "--executor", "slurm", "--profile", "cluster")
+    text = "\n".join(f"{name}\n  sbatch {lines[name]}" for name in sorted(lines)) + "\n"
+    if os.environ.get("TRAINPKG_GOLDEN") == "write":
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text(), f"where the new lines are right: {REPAIR}"
+
+
+@pytest.mark.parametrize("how", ["two words", "one word", "environment"])
+def test_no_way_to_choose_slurm_caps_its_jobs_at_this_machines_cores(
+    how: str, sheet: Path, fake_slurm: Path, snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sheet)
+    (sheet / "config/runs.tsv").write_text("\n".join(SHEET.splitlines()[:2]) + "\n")
+    present_smoke_results(sheet)
+    arguments = {
+        "two words": ("--executor", "slurm", "--profile", "cluster"),
+        "one word": ("--executor=slurm", "--profile=cluster"),
+        "environment": (),
+    }[how]
+    if how == "environment":
+        monkeypatch.setenv("SNAKEMAKE_PROFILE", "cluster")
+    [line] = train_lines(snakemake, fake_slurm, *arguments).values()
+    assert line.endswith("--wrap=<snakemake --cores all>")
+    assert "--cpus-per-task=4" in line

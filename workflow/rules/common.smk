@@ -1,0 +1,178 @@
+# The only functions of the workflow: read and check the sheet once; what each rule asks of Slurm.
+import json
+import shlex
+from pathlib import Path
+
+import yaml
+from snakemake.exceptions import WorkflowError
+from snakemake.resources import Resources
+from trainpkg import sheet
+from trainpkg.errors import UserError
+
+try:
+    SHEET = sheet.load(config)
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+RESULTS = SHEET.results_dir.as_posix()
+TOPOLOGIES = SHEET.topologies()
+
+
+def config_arguments():
+    """How a subcommand finds this config: by its file where that says it all, else by value (module, --config)."""
+    for path in workflow.configfiles:
+        if yaml.safe_load(Path(path).read_text()) == config:
+            return f"--config {shlex.quote(str(path))}"
+    return f"--config-json {shlex.quote(json.dumps(config))}"
+
+
+CONFIG_ARGUMENTS = config_arguments()
+
+
+def run_of(wildcards):
+    """The run that a job is for; a smoke test takes the first run of its topology."""
+    if hasattr(wildcards, "topology"):
+        return SHEET.runs[TOPOLOGIES[wildcards.topology]]
+    return SHEET.runs[wildcards.run]
+
+
+def fingerprint(wildcards):
+    return run_of(wildcards).fingerprint()
+
+
+def smoke_result(wildcards):
+    return f"{RESULTS}/smoke/{sheet.topology(run_of(wildcards))}.json"
+
+
+def all_smoke_results():
+    return [f"{RESULTS}/smoke/{topology}.json" for topology in TOPOLOGIES]
+
+
+def all_evaluations(wildcards):
+    return [f"{RESULTS}/runs/{name}/evaluation.json" for name in SHEET.runs]
+
+
+def config_args(wildcards):
+    """A resource, since params trigger re-runs and where the config stands is not part of what a run is."""
+    return CONFIG_ARGUMENTS
+
+
+def retry(wildcards, attempt):
+    return attempt
+
+
+def nodes(wildcards):
+    run = run_of(wildcards)
+    return min(run.launch.nodes, run.smoke.max_nodes) if hasattr(wildcards, "topology") else run.launch.nodes
+
+
+def nodes_to_evaluate(wildcards):
+    return run_of(wildcards).evaluate.nodes or nodes(wildcards)
+
+
+def mpi(wildcards, nodes):
+    """The key makes the executor add no job step of its own; "" (one node) also skips its rules for MPI jobs."""
+    return "srun" if nodes > 1 else ""
+
+
+def from_profile(name, wildcards, attempt, threads, input=None):
+    """What the profile's default-resources say of a resource that the function of the same name would otherwise hide."""
+    resource = (workflow.resource_settings.default_resources or {}).get(name)
+    if resource is None or resource.raw == Resources.DEFAULTS["full"].get(name.removesuffix("_mb")):
+        return None  # nothing said, or Snakemake's own guess from the size of inputs
+    known = {"input": input, "attempt": attempt, "threads": threads, "rulename": "", "async_run": workflow.async_run}
+    return resource.evaluate(wildcards, **known).value
+
+
+def cpus(wildcards):
+    return run_of(wildcards).slurm.cpus_per_task
+
+
+def mem_mb(wildcards, input, attempt, threads):
+    own = run_of(wildcards).slurm.mem_mb
+    if own is None:
+        own = from_profile("mem_mb", wildcards, attempt, threads, input)
+    return 8000 if own is None else own
+
+
+def runtime(wildcards, attempt, threads):
+    run = run_of(wildcards)
+    own = run.smoke.runtime if hasattr(wildcards, "topology") else run.slurm.runtime
+    return own or from_profile("runtime", wildcards, attempt, threads) or 60
+
+
+def partition(wildcards, attempt, threads):
+    run = run_of(wildcards)
+    own = run.slurm.partition
+    if hasattr(wildcards, "topology"):
+        own = run.slurm.smoke_partition or own
+    return own or from_profile("slurm_partition", wildcards, attempt, threads)
+
+
+def account(wildcards, attempt, threads):
+    return run_of(wildcards).slurm.account or from_profile("slurm_account", wildcards, attempt, threads)
+
+
+def qos(wildcards, attempt, threads):
+    return run_of(wildcards).slurm.qos or from_profile("qos", wildcards, attempt, threads)
+
+
+def constraint(wildcards, attempt, threads):
+    return run_of(wildcards).slurm.constraint or from_profile("constraint", wildcards, attempt, threads)
+
+
+def gpu_option(run):
+    """The option that asks for GPUs per node, or None: the executor's own `gpu` is a total that Slurm splits unevenly."""
+    asked = run.slurm.gpu_request
+    if asked == "auto":
+        asked = "none" if run.launch.device == "cpu" else "gres"
+    if asked == "none" or run.launch.gpus_per_node is None:
+        return None
+    kind = run.slurm.gpu_type or ""
+    return "gpus-per-node" if "-" in kind else asked  # the executor refuses gres=gpu:a100-sxm4:4
+
+
+def gpus_per_node(run):
+    """Such as 4 or a100:4."""
+    return ":".join([*filter(None, [run.slurm.gpu_type]), str(run.launch.gpus_per_node)])
+
+
+def gres(wildcards, attempt, threads):
+    run = run_of(wildcards)
+    if gpu_option(run) == "gres":
+        return f"gpu:{gpus_per_node(run)}"
+    return from_profile("gres", wildcards, attempt, threads)
+
+
+def slurm_extra(wildcards, attempt, threads):
+    """sbatch options that the executor has no resource for; the profile's and the run's own are appended to ours."""
+    run = run_of(wildcards)
+    slurm = run.slurm
+    options = ["--ntasks-per-node=1", "--open-mode=append"]
+    options += [f"--signal={slurm.signal}"] if slurm.signal else []
+    options += [f"--nodelist={slurm.nodelist}"] if slurm.nodelist else []
+    options += [f"--exclude={slurm.exclude}"] if slurm.exclude else []
+    options += [f"--gpus-per-node={gpus_per_node(run)}"] if gpu_option(run) == "gpus-per-node" else []
+    if run.launch.gpus_per_node is None and run.launch.device != "cpu":
+        options.append("--exclusive")  # all GPUs that a node has
+    site = from_profile("slurm_extra", wildcards, attempt, threads) or ""
+    return " ".join([*options, site.strip("'\""), slurm.extra]).strip()
+
+
+# What every job that launches ranks asks for, beside its nodes. tasks_per_gpu=0: the executor would start one task per
+# GPU. machine: the default profile lets one such job at a time use this machine; nothing limits it under Slurm.
+EVERY_JOB = {
+    "gres": gres,
+    "tasks_per_gpu": 0,
+    "cpus_per_task": cpus,
+    "mem_mb": mem_mb,
+    "runtime": runtime,
+    "slurm_partition": partition,
+    "slurm_account": account,
+    "qos": qos,
+    "constraint": constraint,
+    "slurm_extra": slurm_extra,
+    "machine": 1,
+    "config_args": config_args,
+    "retry": retry,
+}

@@ -1,0 +1,23 @@
+# Exact evaluation of a finished run, on its own nodes or fewer.
+
+
+rule evaluate:
+    input:
+        f"{RESULTS}/runs/{{run}}/train.json",
+    output:
+        f"{RESULTS}/runs/{{run}}/evaluation.json",
+    log:
+        "logs/evaluate/{run}.log",
+    conda:
+        "../envs/trainpkg.yaml"
+    threads: cpus
+    resources:
+        **EVERY_JOB,
+        nodes=nodes_to_evaluate,
+        tasks=nodes_to_evaluate,
+        mpi=lambda wildcards: mpi(wildcards, nodes_to_evaluate(wildcards)),
+    params:
+        python=sys.executable,
+    shell:
+        "{params.python} -m trainpkg launch evaluate {resources.config_args} --run {wildcards.run}"
+        " --retry {resources.retry} --out {output} 2>&1 | tee -i {log}"

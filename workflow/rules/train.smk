@@ -1,0 +1,26 @@
+# One job per run. Checkpoints are no output: Snakemake deletes the outputs of failed jobs.
+
+
+rule train:
+    input:
+        smoke=ancient(smoke_result),
+    output:
+        f"{RESULTS}/runs/{{run}}/train.json",
+    log:
+        "logs/train/{run}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/train/{{run}}.tsv"
+    conda:
+        "../envs/trainpkg.yaml"
+    threads: cpus
+    resources:
+        **EVERY_JOB,
+        nodes=nodes,
+        tasks=nodes,
+        mpi=lambda wildcards: mpi(wildcards, nodes(wildcards)),
+    params:
+        python=sys.executable,
+        fingerprint=fingerprint,
+    shell:
+        "{params.python} -m trainpkg launch train {resources.config_args} --run {wildcards.run}"
+        " --retry {resources.retry} --out {output} 2>&1 | tee -i {log}"
