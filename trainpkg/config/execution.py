@@ -11,6 +11,9 @@ class Fsdp(Section):
     """Keys of strategy fsdp (FSDP2 `fully_shard`, per block)."""
 
     reshard_after_forward: bool = execution(True, "Free gathered weights between forward and backward.")
+    reduce_every_microbatch: bool = execution(
+        True, "Reduce gradients in each micro-batch; false: once per step, keeping whole gradients in memory till then."
+    )
 
 
 class Launch(Section):

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
 from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
-from trainpkg.config.work import ConvModel, Data, Model, Optim, Train
+from trainpkg.config.work import ConvModel, Data, Model, Optim, Train, ViTModel
 
 
 class Run(Section):
@@ -88,6 +88,8 @@ def disagreements(run: Run) -> list[str]:
         found.append(f"data.name = {run.data.name!r} cannot feed task = {run.task!r}; it takes {sorted(data)}")
     if not isinstance(run.model, ConvModel) and run.model.dim % run.model.heads:
         found.append(f"model.heads = {run.model.heads} does not divide model.dim = {run.model.dim}")
+    if isinstance(run.model, ViTModel) and 8 % run.model.patch:
+        found.append(f"model.patch = {run.model.patch} does not divide the images' side of 8 pixels")
     ranks = run.num_ranks
     if ranks is not None and run.train.global_batch % (ranks * run.train.accumulation):
         found.append(

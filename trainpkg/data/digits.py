@@ -1,0 +1,59 @@
+"""The 1,797 handwritten digits (8 x 8 pixels, 17 grey levels) that scikit-learn carries, from the UCI repository.
+
+The file is read directly: importing scikit-learn takes a second per rank.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainpkg.config import DigitsData
+from trainpkg.data import Splits, digest_of
+from trainpkg.errors import UserError
+from trainpkg.runtime.seeding import mix
+
+
+class Images:
+    """Images [N, 1, 8, 8] float32 in [-1, 1] and labels [N] int64."""
+
+    tokens_per_sample: int | None = None
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+        self.num_samples = len(labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        indices = indices.to(self.images.device)
+        return self.images[indices], self.labels[indices]
+
+
+def load(config: DigitsData, device: torch.device) -> Splits:
+    """A split that depends on nothing but `test_fraction`; UserError without scikit-learn's data file."""
+    table = torch.from_numpy(np.loadtxt(data_file(), delimiter=",", dtype=np.float32))
+    images, labels = table[:, :-1].reshape(-1, 1, 8, 8) / 8 - 1, table[:, -1].long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix("digits split")))
+    num_test = round(config.test_fraction * len(labels))
+    if not 0 < num_test < len(labels):
+        raise UserError(f"data.test_fraction = {config.test_fraction} leaves one part of {len(labels)} images empty")
+    test, train = order[:num_test], order[num_test:]
+    return Splits(
+        train=Images(images[train].to(device), labels[train].to(device)),
+        validation=Images(images[test].to(device), labels[test].to(device)),
+        digest=digest_of(images, labels, order),
+        facts={},
+    )
+
+
+def data_file() -> Path:
+    """Path of digits.csv.gz inside the installed scikit-learn."""
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.exists():
+            return path
+    raise UserError("data.name = 'digits' needs scikit-learn with its data files: pip install scikit-learn")

@@ -1,0 +1,77 @@
+"""Judge a run on its held-out samples: exact on any number of ranks.
+
+Every rank runs the same number of forward passes over equal batches; what is missing at the end is padded and masked,
+and sums and counts add up in float64. So a data set that the ranks do not divide gives the numbers of one rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainpkg import data, models, tasks
+from trainpkg.config import Run
+from trainpkg.data.order import evaluation_passes
+from trainpkg.errors import UserError
+from trainpkg.runtime import manifest, metrics
+from trainpkg.runtime.checkpoint import Checkpoints
+from trainpkg.runtime.distributed import RankContext, all_sum, require_equal
+from trainpkg.runtime.parallel import Single, spread
+from trainpkg.runtime.state import RunningLoss, TrainState
+
+
+@torch.no_grad()
+def evaluate(ctx: RankContext, strategy: Single, task: tasks.Task, splits: data.Splits, batch: int) -> list[float]:
+    """The task's sums over all held-out samples, equal on all ranks. `batch`: samples per pass and rank. Collective."""
+    strategy.broadcast_buffers()
+    strategy.module.eval()
+    held_out = splits.validation
+    total = torch.zeros(task.num_sums, dtype=torch.float64, device=ctx.device)
+    for first, num_real in evaluation_passes(held_out.num_samples, batch, ctx.rank, ctx.world_size):
+        places = torch.arange(first, first + batch)
+        is_real = (torch.arange(batch) < num_real).to(ctx.device)
+        with strategy.autocast():
+            total += task.sums(strategy.module, held_out.batch(places.clamp(max=held_out.num_samples - 1)), is_real)
+    strategy.module.train()
+    sums: list[float] = all_sum(ctx, total).tolist()
+    assert sums[-1] == held_out.num_samples, f"{sums[-1]} samples counted of {held_out.num_samples}"
+    return sums
+
+
+def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
+    """Evaluate the newest whole checkpoint of the run; rank 0 writes `out`. UserError where there is none."""
+    run = for_any_ranks(run)
+    torch.manual_seed(run.seed)
+    strategy = spread(ctx, run, models.build(run.model))
+    splits, task = data.build(run, ctx.device), tasks.build(run)
+    require_equal(ctx, "the data's digest", splits.digest)
+    state = TrainState()
+    folder = Path(spec["run_dir"]) / "checkpoints"
+    name = Checkpoints(ctx, folder, run, strategy, None, state, RunningLoss(ctx.device)).load_latest()
+    if name is None:
+        raise UserError(f"{folder} holds no whole checkpoint; train the run first")
+    sums = evaluate(ctx, strategy, task, splits, run.evaluate.batch)
+    found = task.metrics(sums, splits.facts)
+    result, notes = metrics.strict({
+        "run": run.run,
+        "recipe": run.recipe,
+        "fingerprint": run.fingerprint(),
+        "step": state.step,
+        "checkpoint": name,
+        "world_size": ctx.world_size,
+        "num_samples": int(sums[-1]),
+        "metrics": found,
+    })  # fmt: skip
+    if ctx.is_main:
+        ctx.say(f"{name} on {int(sums[-1])} samples: " + ", ".join(f"{k} {v:.6g}" for k, v in found.items()))
+        manifest.replace_synced(Path(spec["out"]), json.dumps({**result, "notes": notes}, indent=1) + "\n")
+    return "finished"
+
+
+def for_any_ranks(run: Run) -> Run:
+    """The run without `strategy: single`: here several ranks share the samples, each with a whole model."""
+    return run.model_copy(update={"strategy": None}) if run.strategy == "single" else run

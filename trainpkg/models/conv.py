@@ -1,0 +1,49 @@
+"""A small conv net for 8 x 8 images in one channel. GroupNorm: a sample's output does not depend on its batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from trainpkg.config import ConvModel
+
+NUM_CLASSES = 10
+
+
+class Stage(nn.Module):
+    """Two 3 x 3 convolutions, each normalised, then half the side."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        groups = math.gcd(num_out, 8)
+        self.layers = nn.Sequential(
+            nn.Conv2d(num_in, num_out, 3, padding=1, bias=False),
+            nn.GroupNorm(groups, num_out),
+            nn.ReLU(),
+            nn.Conv2d(num_out, num_out, 3, padding=1, bias=False),
+            nn.GroupNorm(groups, num_out),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.layers(images)
+        return out
+
+
+class Conv(nn.Module):
+    """Images [N, 1, 8, 8] to logits [N, 10]."""
+
+    def __init__(self, config: ConvModel) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Stage(1, config.width), Stage(config.width, 2 * config.width)])
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(2 * config.width * 4, NUM_CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        for block in self.blocks:
+            images = block(images)
+        logits: Tensor = self.head(self.dropout(torch.flatten(images, 1)))
+        return logits

@@ -1,0 +1,35 @@
+"""A small decoder-only transformer over bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trainpkg.config import GPTModel
+from trainpkg.models.transformer import Block, initialise
+
+NUM_BYTES = 256
+
+
+class GPT(nn.Module):
+    """Bytes [N, T] (int64, T <= context) to logits of the next byte [N, T, 256]."""
+
+    def __init__(self, config: GPTModel) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(NUM_BYTES, config.dim)
+        self.position = nn.Embedding(config.context, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            [Block(config.dim, config.heads, config.dropout, causal=True) for _ in range(config.depth)]
+        )
+        self.norm = nn.LayerNorm(config.dim)
+        self.head = nn.Linear(config.dim, NUM_BYTES, bias=False)
+        initialise(self, config.depth)
+
+    def forward(self, text: Tensor) -> Tensor:
+        positions = torch.arange(text.shape[1], device=text.device)
+        x = self.dropout(self.embed(text) + self.position(positions))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits

@@ -1,0 +1,95 @@
+"""A directory of files that is whole or not there: fsync, manifest of sizes and checksums, publication by one rename.
+
+Standard library only; knows nothing of torch or of what the files mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+Files = dict[str, dict[str, Any]]
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames and new names in `path` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write and fsync; a file of this name is replaced in place, so use it on new names only."""
+    with path.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def replace_synced(path: Path, text: str) -> None:
+    """The file `path` holds either its old or its new content at any instant, also after a power cut."""
+    waiting = path.with_name(f".{path.name}.tmp")
+    write_synced(waiting, text)
+    waiting.replace(path)
+    sync_directory(path.parent)
+
+
+def describe(root: Path, names: list[str]) -> Files:
+    """{name: {bytes, sha256}} of files under `root`."""
+    return {name: {"bytes": (root / name).stat().st_size, "sha256": sha256_of(root / name)} for name in names}
+
+
+def write_manifest(root: Path, files: Files, **facts: Any) -> None:
+    """The last file written: without it the directory is partial. Carries a checksum of itself."""
+    body = {**facts, "files": dict(sorted(files.items()))}
+    write_synced(root / MANIFEST, json.dumps({**body, "checksum": _checksum(body)}, indent=1))
+    sync_directory(root)
+
+
+def read_manifest(root: Path) -> Files:
+    """ValueError, with the reason, for a directory that is partial, or whose manifest or sizes are wrong."""
+    path = root / MANIFEST
+    try:
+        body = json.loads(path.read_text())
+        checksum = body.pop("checksum")
+        files: Files = body["files"]
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: the save was interrupted") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+    if checksum != _checksum(body):
+        raise ValueError(f"{path} was altered: its checksum does not fit its content")
+    for name, facts in files.items():
+        try:
+            size = (root / name).stat().st_size
+        except OSError as error:
+            raise ValueError(f"{root / name} is missing ({error.strerror})") from error
+        if size != facts["bytes"]:
+            raise ValueError(f"{root / name} has {size} bytes, its manifest says {facts['bytes']}")
+    return files
+
+
+def wrong_checksum(root: Path, name: str, facts: dict[str, Any]) -> str | None:
+    """What is wrong with the content of one file, None if nothing is."""
+    try:
+        found = sha256_of(root / name)
+    except OSError as error:
+        return f"{root / name} cannot be read ({error.strerror})"
+    if found != facts["sha256"]:
+        return f"{root / name} is damaged: its SHA-256 is {found[:12]}..., its manifest says {facts['sha256'][:12]}..."
+    return None
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

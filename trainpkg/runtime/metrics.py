@@ -1,0 +1,134 @@
+"""What happened, as JSON lines, and how fast it was. Written by global rank 0 alone; tables and plots derive from it.
+
+`metrics.jsonl` is appended over attempts and flushed per line; a line torn by a kill stays alone on its line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainpkg.runtime.distributed import RankContext
+
+
+class MetricsFile:
+    """Appends records to `path` on rank 0; does nothing on other ranks."""
+
+    def __init__(self, ctx: RankContext, path: Path) -> None:
+        self.path = path
+        self._common = {"attempt": ctx.attempt, "generation": ctx.generation}
+        self._stream = None
+        if ctx.is_main:
+            torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            self._stream = path.open("a")
+            if torn:
+                self._stream.write("\n")
+
+    def write(self, kind: str, **values: Any) -> None:
+        """One record; NaN and infinity, which JSON lacks, become null with a note."""
+        if self._stream is None:
+            return
+        clean, odd = strict(values)
+        record = {"kind": kind, **self._common, **clean}
+        if odd:
+            record["note"] = ", ".join(odd)
+        self._stream.write(json.dumps(record, allow_nan=False) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+def strict(values: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
+    """(values with non-finite numbers as None, notes such as `loss is nan`)."""
+    clean: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            clean[name], inner = strict(value, f"{prefix}{name}.")
+            notes += inner
+        elif isinstance(value, float) and not math.isfinite(value):
+            clean[name] = None
+            notes.append(f"{prefix}{name} is {value}")
+        else:
+            clean[name] = value
+    return clean, notes
+
+
+class Meter:
+    """Wall time of this rank's steps since the last record: whole steps, and the part that waited for data.
+
+    Evaluation and saving lie between steps and do not count. On a GPU single steps are not synchronised, but the
+    meetings of ranks are, so the mean over an interval is right.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.steps_s = 0.0
+        self.data_s = 0.0
+        self.last_s = 0.0
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        self.last_s = time.perf_counter() - self._began
+        self.steps_s += self.last_s
+        self.num_steps += 1
+
+    def data(self, since: float) -> None:
+        """Data for a micro-batch is there; it was asked for at perf_counter() `since`."""
+        self.data_s += time.perf_counter() - since
+
+    def reset(self) -> None:
+        self.num_steps, self.steps_s, self.data_s = 0, 0.0, 0.0
+
+
+def memory_mb(device: torch.device) -> float:
+    """Most memory that this rank held so far, in 10^6 bytes: of the GPU, or resident memory of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+class Progress:
+    """One line per record in a log; one line that rewrites itself on a terminal. Rank 0 only."""
+
+    def __init__(self, ctx: RankContext, total: int) -> None:
+        self._ctx, self._total = ctx, total
+        self._terminal = sys.stdout.isatty()
+
+    def show(self, step: int, record: dict[str, Any]) -> None:
+        if not self._ctx.is_main:
+            return
+        left_s = (self._total - step) * record["step_time_s"]
+        rate = record["tokens_per_second"] or record["samples_per_second"]
+        unit = "tokens" if record["tokens_per_second"] else "samples"
+        text = (
+            f"step {step}/{self._total}  loss {record['loss']:.4f}  lr {record['lr']:.2e}  "
+            f"grad {record['grad_norm']:.2f}  {rate:,.0f} {unit}/s  left {left_s:.0f} s"
+        )
+        if self._terminal:
+            print(f"\r{text}\x1b[K", end="\n" if step >= self._total else "", flush=True)
+        else:
+            print(text, flush=True)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All records of a metrics.jsonl; a torn line is skipped."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records

@@ -1,0 +1,112 @@
+"""What one rank does from birth to death: read the spec, join the others, run the stage, report, end deliberately.
+
+Called in a forked child, or as `python -m trainpkg.runtime.rank`. The stages are `smoke`, `train` and `evaluate`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from trainpkg.config import Run
+from trainpkg.errors import UserError
+from trainpkg.runtime.distributed import connect, context_from_environment, is_lost_peer
+from trainpkg.runtime.report import Reporter
+from trainpkg.runtime.signals import StopRequest
+
+STAGES = {"smoke": "trainpkg.smoke", "train": "trainpkg.train", "evaluate": "trainpkg.evaluate"}
+FINISHED, EXCEPTION, USER_ERROR, LOST_PEER, AGAIN = 0, 1, 2, 3, 75
+
+
+def main() -> NoReturn:
+    """Run the stage of TRAINPKG_SPEC and end the process; never returns.
+
+    Exit status: 0 finished, 75 run again, 2 user error, 3 lost peer (victim), 1 any other exception.
+    """
+    stop = StopRequest()
+    stop.install()  # before anything slow: the default action of these signals is death
+    reporter = Reporter.from_environment(os.environ)
+    reporter.hello()
+    try:
+        verdict = run_stage(reporter, stop)
+        status = AGAIN if verdict == "again" else FINISHED
+        # Whatever holds the group (DDP's reducer) must be gone before the group is: its destructor joins the gloo
+        # thread while holding the GIL, and that thread waits for the GIL.
+        gc.collect()
+        dist.barrier()
+        reporter.done(verdict)
+        dist.destroy_process_group()
+    except BaseException as error:  # noqa: BLE001  the end of the process: every exception becomes a record
+        status = report_exception(reporter, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Interpreter finalisation with living gloo threads aborts now and then: a finished run would count as failed.
+    os._exit(status)
+
+
+def run_stage(reporter: Reporter, stop: StopRequest) -> str:
+    """Returns the verdict, `finished` or `again`. On return no local of the stage is alive."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit():
+        torch.set_num_threads(int(threads))  # a forked child ignores the variable: torch read it at import
+    spec = read_spec(os.environ.get("TRAINPKG_SPEC"))
+    stage = spec.get("stage")
+    if stage not in STAGES:
+        raise UserError(f"stage = {stage!r} in TRAINPKG_SPEC; valid are {', '.join(STAGES)}")
+    run = read_run(Path(spec["config_path"]))
+    stop.file = Path(spec["run_dir"]) / "stop"
+    ctx = context_from_environment(os.environ, run, spec, reporter, stop)
+    connect(ctx)
+    verdict: str = importlib.import_module(STAGES[stage]).main(ctx, run, spec)
+    return verdict
+
+
+def read_spec(path: str | None) -> dict[str, Any]:
+    """The launcher's spec.json; UserError where it is missing or no JSON object."""
+    if not path:
+        raise UserError("TRAINPKG_SPEC is unset; ranks are started by `python -m trainpkg launch`")
+    try:
+        spec = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"TRAINPKG_SPEC = {path}: {error}") from error
+    if not isinstance(spec, dict):
+        raise UserError(f"TRAINPKG_SPEC = {path} holds no JSON object")
+    return spec
+
+
+def read_run(path: Path) -> Run:
+    """The resolved config that `launch` wrote, without its extra key `fingerprint`."""
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"config {path}: {error}") from error
+    tree.pop("fingerprint", None)
+    return Run.model_validate(tree)
+
+
+def report_exception(reporter: Reporter, error: BaseException) -> int:
+    """Print and report the exception, return the exit status. No barrier here: the others may be gone."""
+    text = "".join(traceback.format_exception(error))
+    user_error, victim = isinstance(error, UserError), is_lost_peer(error)
+    if user_error:
+        print(f"trainpkg: error: {error}", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+    reporter.exception(error, text, victim=victim, user_error=user_error)
+    if user_error:
+        return USER_ERROR
+    return LOST_PEER if victim else EXCEPTION
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What a rank tells its node's launcher: one JSON object per line over the unix socket named by TRAINPKG_REPORT.
+
+Standard library only. Reporting never stops or slows training: a launcher that does not read, or is gone, costs lines,
+not steps. Who is to blame for a failure is decided by the launcher, from these records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+STEP_INTERVAL_S = 0.2
+SEND_TIMEOUT_S = 5.0
+
+
+class Reporter:
+    """The rank's side of the socket. Without a socket (`connection` None) every method does nothing."""
+
+    def __init__(self, rank: int, connection: socket.socket | None) -> None:
+        self.rank = rank
+        self.step_now: int | None = None
+        self._connection = connection
+        self._unsent = b""
+        self._last_step_at = float("-inf")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Reporter:
+        """A reporter connected to TRAINPKG_REPORT, or one that is silent where the variable is unset."""
+        rank = int(environ.get("RANK", "0"))
+        path = environ.get("TRAINPKG_REPORT")
+        if not path:
+            return cls(rank, None)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(SEND_TIMEOUT_S)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            print(f"warning: TRAINPKG_REPORT = {path}: {error}; this rank reports nothing", file=sys.stderr, flush=True)
+            connection.close()
+            return cls(rank, None)
+        return cls(rank, connection)
+
+    def hello(self) -> None:
+        self._send({"event": "hello", "pid": os.getpid()})
+
+    def joined(self, seconds: float, device: str) -> None:
+        self._send({"event": "joined", "seconds": round(seconds, 4), "device": device})
+
+    def step(self, step: int, total: int) -> None:
+        """Steps done of all; at most about five a second reach the launcher, always the first and the last."""
+        first, self.step_now = self.step_now is None, step
+        now = time.monotonic()
+        if first or step >= total or now - self._last_step_at >= STEP_INTERVAL_S:
+            self._last_step_at = now
+            self._send({"event": "step", "step": step, "total": total}, may_drop=not first and step < total)
+
+    def saved(self, step: int) -> None:
+        self._send({"event": "saved", "step": step})
+
+    def exception(self, error: BaseException, traceback: str, victim: bool, user_error: bool) -> None:
+        """`victim`: the error is a lost peer, so another rank is the cause; `user_error`: its text says what to do."""
+        self._send(
+            {
+                "event": "exception",
+                "type": type(error).__name__,
+                "message": str(error)[:4000],
+                "traceback": traceback[-16000:],
+                "step": self.step_now,
+                "victim": victim,
+                "user_error": user_error,
+            }
+        )
+
+    def done(self, verdict: str, step: int | None = None) -> None:
+        self._send({"event": "done", "verdict": verdict, "step": self.step_now if step is None else step})
+
+    def _send(self, record: dict[str, Any], may_drop: bool = False) -> None:
+        if self._connection is None:
+            return
+        line = json.dumps({"rank": self.rank, **record}).encode() + b"\n"
+        try:
+            if may_drop:
+                if not self._unsent:  # behind a half-sent line nothing else may go out
+                    self._connection.setblocking(False)
+                    self._unsent = line[self._connection.send(line) :]
+            else:
+                self._connection.settimeout(SEND_TIMEOUT_S)
+                pending, self._unsent = self._unsent + line, b""
+                self._connection.sendall(pending)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            print(f"warning: the launcher reads no reports any more ({error})", file=sys.stderr, flush=True)
+            self._connection.close()
+            self._connection = None

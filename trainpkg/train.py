@@ -1,0 +1,258 @@
+"""Train one run from wherever it stands to its last step: read top to bottom, one loop.
+
+Kept by its parts: when to save (`checkpoint`), when ranks meet (`signals`), how the model is spread (`parallel`), which
+samples come when (`data.order`). Here: the order in which these things happen.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainpkg import __version__, data, export, models, tasks
+from trainpkg.config import Run
+from trainpkg.data.order import Order, slice_of_rank
+from trainpkg.errors import UserError
+from trainpkg.evaluate import evaluate
+from trainpkg.runtime import manifest, metrics, optim
+from trainpkg.runtime.checkpoint import Checkpoints
+from trainpkg.runtime.distributed import RankContext, gather_objects, gather_rows, require_equal
+from trainpkg.runtime.parallel import Single, spread
+from trainpkg.runtime.seeding import mix, seed_all
+from trainpkg.runtime.signals import Cadence
+from trainpkg.runtime.state import RunningLoss, TrainState
+
+
+@dataclass
+class Training:
+    """The parts of one training, put together by `prepare`."""
+
+    ctx: RankContext
+    run: Run
+    task: tasks.Task
+    splits: data.Splits
+    order: Order
+    strategy: Single
+    optimizer: torch.optim.Optimizer
+    state: TrainState
+    loss: RunningLoss
+    checkpoints: Checkpoints
+    records: metrics.MetricsFile
+    progress: metrics.Progress
+    meter: metrics.Meter
+    cadence: Cadence
+    num_parameters: int
+
+
+def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
+    """Returns `finished`, or `again` where a stop was asked for and the state is saved. Collective."""
+    run_dir, started = Path(spec["run_dir"]), time.time()
+    training = prepare(ctx, run, run_dir)
+    name = training.checkpoints.load_latest()
+    if ctx.is_main:
+        ctx.say(f"goes on from {name}" if name else "starts at step 0")
+    verdict = loop(training)
+    if verdict == "finished":
+        finish(training, run_dir, Path(spec["out"]), started)
+    training.records.close()
+    return verdict
+
+
+def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
+    """Build every part, equal on all ranks; collective. UserError where batch and ranks do not fit."""
+    train = run.train
+    if train.global_batch % (ctx.world_size * train.accumulation):
+        raise UserError(
+            f"train.global_batch = {train.global_batch} is no multiple of ranks x train.accumulation = "
+            f"{ctx.world_size} x {train.accumulation}"
+        )
+    splits, task = data.build(run, ctx.device), tasks.build(run)
+    require_equal(ctx, "the run's fingerprint", run.fingerprint())
+    require_equal(ctx, "the data's digest", splits.digest)
+    seed_all(mix("weights", run.seed))  # the same on all ranks: every rank builds the whole model, then keeps its part
+    module = models.build(run.model)
+    num_parameters = sum(p.numel() for p in module.parameters())
+    strategy = spread(ctx, run, module)
+    optimizer = optim.build(run.optim, strategy.module)
+    seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
+    order = Order(splits.train.num_samples, run.seed)
+    strategy.warm_up(task.loss, splits.train.batch(order.indices(0, train.global_batch // ctx.world_size)))
+    state, loss = TrainState(), RunningLoss(ctx.device)
+    checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, optimizer, state, loss)
+    checkpoints.clear_interrupted()
+    return Training(
+        ctx, run, task, splits, order, strategy, optimizer, state, loss, checkpoints,
+        metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, train.max_steps), metrics.Meter(),
+        Cadence(), num_parameters,
+    )  # fmt: skip
+
+
+def loop(t: Training) -> str:
+    """Step, record, evaluate, save, stop: in this order, each at a step boundary that all ranks share."""
+    run, state, max_steps = t.run, t.state, t.run.train.max_steps
+    time_before, entered = state.time_s, time.monotonic()
+    while state.step < max_steps:
+        t.meter.begin()
+        lr = optim.learning_rate(run.optim, state.step, max_steps)
+        optim.set_learning_rate(t.optimizer, lr)
+        for last, num_samples, batch in micro_batches(t):
+            with t.strategy.accumulating(last):
+                with t.strategy.autocast():
+                    loss = t.task.loss(t.strategy.model, batch)
+                (loss / run.train.accumulation).backward()  # type: ignore[no-untyped-call]
+            t.loss.add(loss, num_samples)
+        grad_norm = t.strategy.clip(run.optim.clip_norm)
+        t.optimizer.step()
+        t.optimizer.zero_grad(set_to_none=True)
+        state.advance(run.train.global_batch, t.splits.train.tokens_per_sample)
+        t.meter.end()
+        state.train_time_s += t.meter.last_s
+        t.ctx.reporter.step(state.step, max_steps)
+
+        is_last = state.step >= max_steps
+        records = is_last or state.step % run.logging.every_steps == 0
+        stops = False
+        if records or t.cadence.due(state.step):
+            stops = meet(t, lr, grad_norm, records)
+        state.time_s = time_before + time.monotonic() - entered
+        if is_last or state.step % run.logging.eval_every_steps == 0:
+            evaluate_now(t)
+            state.time_s = time_before + time.monotonic() - entered
+        t.checkpoints.maybe_save(state.step)
+        if stops and not is_last:
+            t.checkpoints.save(state.step)
+            if t.ctx.is_main:
+                t.ctx.say(f"stops at step {state.step}: {t.ctx.stop.reason or 'another rank was asked to'}")
+            return "again"
+    return "finished"
+
+
+def micro_batches(t: Training) -> Iterator[tuple[bool, int, Any]]:
+    """(is the last, number of samples, batch) of this rank's micro-batches of the next step."""
+    count = t.run.train.accumulation
+    first, share = slice_of_rank(t.state.samples, t.run.train.global_batch, t.ctx.rank, t.ctx.world_size)
+    size = share // count
+    for i in range(count):
+        asked = time.perf_counter()
+        batch = t.splits.train.batch(t.order.indices(first + i * size, size))
+        t.meter.data(asked)
+        yield i == count - 1, size, batch
+
+
+def meet(t: Training, lr: float, grad_norm: Tensor, records: bool) -> bool:
+    """All ranks exchange one row: who wants to stop, loss sums, times, memory. Returns whether all stop.
+
+    The only place in the loop, besides evaluating and saving, that waits for the device.
+    """
+    meter, state = t.meter, t.state
+    step_s = meter.steps_s / max(meter.num_steps, 1)
+    own = [
+        float(t.ctx.stop.poll()),
+        t.loss.total.item(),
+        t.loss.count,
+        step_s,
+        meter.data_s,
+        metrics.memory_mb(t.ctx.device),
+    ]
+    rows = gather_rows(t.ctx, own)
+    stops, totals, counts, steps_s, data_s, memories = zip(*rows, strict=True)
+    t.cadence.met(state.step, max(steps_s))
+    if records:
+        state.last_loss = sum(totals) / sum(counts)
+        rate = meter.num_steps * t.run.train.global_batch / meter.steps_s
+        tokens = t.splits.train.tokens_per_sample
+        record = {
+            "step": state.step,
+            "samples": state.samples,
+            "tokens": state.tokens if tokens else None,
+            "time_s": state.time_s,
+            "loss": state.last_loss,
+            "lr": lr,
+            "grad_norm": grad_norm.item(),
+            "samples_per_second": rate,
+            "tokens_per_second": rate * tokens if tokens else None,
+            "step_time_s": step_s,
+            "data_time_s": max(data_s) / meter.num_steps,
+            "memory_mb": max(memories),
+            "epoch": state.samples / t.splits.train.num_samples,
+        }
+        t.records.write("train", **record)
+        t.progress.show(state.step, record)
+        t.loss.reset()
+        meter.reset()
+    return any(stops)
+
+
+def evaluate_now(t: Training) -> None:
+    """Evaluate the held-out samples, record it, keep the best."""
+    sums = evaluate(t.ctx, t.strategy, t.task, t.splits, t.run.evaluate.batch)
+    found = t.task.metrics(sums, t.splits.facts)
+    t.state.evaluated(found, t.task.best_metric, t.task.best_mode)
+    t.records.write("eval", step=t.state.step, samples=t.state.samples, time_s=t.state.time_s, metrics=found)
+    if t.ctx.is_main:
+        t.ctx.say(f"step {t.state.step} held out: " + ", ".join(f"{k} {v:.6g}" for k, v in found.items()))
+
+
+def finish(t: Training, run_dir: Path, out: Path, started: float) -> None:
+    """Weights for others, then the result: train.json is written last, and is what says that the run is done."""
+    export.write_model(t.ctx, t.run, t.strategy, run_dir / "model", t.state.step)
+    nodes = gather_objects(t.ctx, (t.ctx.node_rank, t.ctx.host))
+    if not t.ctx.is_main:
+        return
+    result, _ = metrics.strict(summary(t, nodes, started))
+    text = json.dumps(result, indent=1) + "\n"
+    # Snakemake deletes a rule's outputs before it runs the rule again; launch restores train.json from this copy.
+    manifest.replace_synced(run_dir / "finished.json", text)
+    manifest.replace_synced(out, text)
+
+
+def summary(t: Training, nodes: list[tuple[int, str]], started: float) -> dict[str, Any]:
+    """The content of train.json. `nodes`: (node rank, host) of each rank."""
+    run, state, ctx = t.run, t.state, t.ctx
+    lines = [record for record in metrics.read_records(t.records.path) if record.get("kind") == "train"]
+
+    def median(key: str) -> float | None:
+        values = [record[key] for record in lines if record.get(key) is not None]
+        return statistics.median(values) if values else None
+
+    hosts = dict(nodes)
+    return {
+        "run": run.run,
+        "recipe": run.recipe,
+        "fingerprint": run.fingerprint(),
+        "status": "finished",
+        "attempt": ctx.attempt,
+        "generation": ctx.generation,
+        "world_size": ctx.world_size,
+        "num_nodes": len(hosts),
+        "gpus_per_node": [sum(node == index for node, _ in nodes) for index in sorted(hosts)],
+        "strategy": t.strategy.name,
+        "device": ctx.device.type,
+        "backend": ctx.backend,
+        "steps": state.step,
+        "samples": state.samples,
+        "tokens": state.tokens or None,
+        "time_s": state.time_s,
+        "train_time_s": state.train_time_s,
+        "num_parameters": t.num_parameters,
+        "final": {"train_loss": state.last_loss, **state.last_eval.get("metrics", {})},
+        "best": state.best,
+        "samples_per_second": median("samples_per_second"),
+        "tokens_per_second": median("tokens_per_second"),
+        "memory_mb": max((record["memory_mb"] for record in lines), default=None),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "trainpkg": __version__,
+        "hosts": [hosts[index] for index in sorted(hosts)],
+        "started": started,
+        "ended": time.time(),
+    }
