@@ -144,7 +144,7 @@ class ForkStarter:
     def _gone(self) -> None:
         code, signum = processes.ending(os.waitpid(self.process.pid, 0)[1])
         self.process.returncode = code if code is not None else -(signum or 0)
-        text = f"the fork server ended by {signal.Signals(signum).name}" if signum else f"the fork server ended ({code})"
+        text = f"the fork server ended by {signal.Signals(signum).name if signum else f'exit {code}'}"
         if not self._ready.done():
             self._ready.set_exception(StartFailed(text))
         else:

@@ -185,4 +185,4 @@ def _what(cause: Record) -> str:
         return f"lost a peer {when}, and no rank was seen to fail first: {text or 'no message'}"
     if cause.kind == "stopped":
         return f"was stopped {when}"
-    return f"{text}"
+    return text + (f", killed by {signal_name(cause.signal)}" if cause.signal is not None else "")

@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(signum: int) -> None:
-    """Have the kernel send `signum` to this process when its parent ends. The caller checks for a parent gone before."""
+    """Have the kernel send `signum` to this process when its parent ends. The caller checks that it still lives."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 

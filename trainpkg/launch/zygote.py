@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 from trainpkg.launch import enter, processes
@@ -46,7 +47,7 @@ class Zygote:
         except BaseException:  # noqa: BLE001  # an import can raise anything, SystemExit too
             self.tell(event="failed", message=f"cannot import {module}", traceback=traceback.format_exc()[-8000:])
             return False
-        num_threads = len(os.listdir("/proc/self/task"))
+        num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         if num_threads > 1:
             self.tell(event="failed", message=f"{num_threads} threads after importing {', '.join(modules)}")
             return False

@@ -1,0 +1,194 @@
+"""Ranks for the launcher's tests: small programs that behave well or badly, as TEST_* variables say.
+
+`steps` needs no torch: ranks meet through files, so that a launch takes a fraction of a second. `gloo` joins for real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RANK = int(os.environ.get("RANK", "-1"))
+
+
+class Report:
+    """What runtime/report.py does, in four lines."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(os.environ["TRAINPKG_REPORT"])
+
+    def tell(self, event: str, **more: Any) -> None:
+        self.socket.sendall(json.dumps({"rank": self.rank, "event": event, **more}).encode() + b"\n")
+
+
+def spec() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(os.environ["TRAINPKG_SPEC"]).read_text())
+    return found
+
+
+class Bad:
+    """Misbehaves when rank, step and generation are those of TEST_BAD = kind:rank:step[:generation]."""
+
+    def __init__(self) -> None:
+        words = os.environ.get("TEST_BAD", "").split(":")
+        self.kind = words[0]
+        self.at = tuple(int(word) for word in words[1:3])
+        self.generations = {int(word) for word in words[3].split(",")} if len(words) > 3 else None
+
+    def maybe(self, rank: int, step: int, report: Report) -> None:
+        generation = int(os.environ["TRAINPKG_GENERATION"])
+        if not self.kind or (rank, step) != self.at:
+            return
+        if self.generations is not None and generation not in self.generations:
+            return
+        getattr(self, self.kind)(report)
+
+    def kill(self, report: Report) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def segv(self, report: Report) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def exit0(self, report: Report) -> None:
+        os._exit(0)
+
+    def exit7(self, report: Report) -> None:
+        print("about to exit with 7", flush=True)
+        os._exit(7)
+
+    def error(self, report: Report) -> None:
+        raise RuntimeError("the loss is nan")
+
+    def user_error(self, report: Report) -> None:
+        raise ValueError("optim.lr = 7 is too much")
+
+    def hang(self, report: Report) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+
+    def killnode(self, report: Report) -> None:
+        """SIGKILL the launcher of this node: parent of the fork server."""
+        zygote = os.getppid()
+        parent = int(Path(f"/proc/{zygote}/stat").read_text().rpartition(") ")[2].split()[1])
+        os.kill(parent, signal.SIGKILL)
+        time.sleep(600)
+
+    def killzygote(self, report: Report) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+
+def leave_grandchildren() -> None:
+    """One in the rank's process group and one in a session of its own, both deaf to SIGTERM."""
+    code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    for own_session in (False, True):
+        subprocess.Popen([sys.executable, "-c", code, os.environ["TEST_MARK"]], start_new_session=own_session)
+
+
+def stop_flag() -> list[int]:
+    asked: list[int] = []
+    for signum in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(signum, lambda number, _: asked.append(number))
+    return asked
+
+
+def steps() -> int:
+    """Count to TEST_STEPS at TEST_PACE seconds each, resuming where the last generation or attempt saved."""
+    report, asked, bad = Report(), stop_flag(), Bad()
+    rank, world, told = report.rank, int(os.environ["WORLD_SIZE"]), spec()
+    report.tell("hello", pid=os.getpid())
+    if os.environ.get("TEST_GRANDCHILDREN"):
+        leave_grandchildren()
+    listen = os.environ.get("TRAINPKG_LISTEN_FD")
+    assert (listen is not None) == (rank == 0)
+    report.tell("joined", seconds=0.0, device="cpu")
+    saved = Path(told["run_dir"], "saved")
+    first = int(saved.read_text()) if saved.exists() else 0
+    total, pace = int(os.environ.get("TEST_STEPS", "5")), float(os.environ.get("TEST_PACE", "0.02"))
+    print(f"rank {rank} of {world} from step {first}", flush=True)
+    verdict, step = "finished", first
+    try:
+        while step < total:
+            if asked and step > int(os.environ.get("TEST_STOP_BEFORE", "-1")):
+                verdict = "again"
+                break
+            step += 1
+            time.sleep(pace)
+            bad.maybe(rank, step, report)
+            report.tell("step", step=step, total=total)
+            if rank == 0:
+                saved.with_suffix(".new").write_text(str(step))
+                saved.with_suffix(".new").replace(saved)
+    except Exception as error:
+        text = f"Traceback: {error!r}"
+        is_user = isinstance(error, ValueError)
+        report.tell("exception", type=type(error).__name__, message=str(error), traceback=text, step=step,
+                    victim=False, user_error=is_user)  # fmt: skip
+        return 2 if is_user else 1
+    if rank == 0 and verdict == "finished":
+        environment = {name: value for name, value in os.environ.items()}
+        Path(told["out"]).write_text(json.dumps({"fingerprint": os.environ.get("TEST_FINGERPRINT"), "steps": step,
+                                                 "environment": environment}))  # fmt: skip
+    report.tell("done", verdict=verdict, step=step)
+    return 0 if verdict == "finished" else 75
+
+
+def gloo() -> int:
+    """Join a real process group through the socket that the node held open, all-reduce, then count as above."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    report, bad = Report(), Bad()
+    rank, world, told = report.rank, int(os.environ["WORLD_SIZE"]), spec()
+    report.tell("hello", pid=os.getpid())
+    listen = os.environ.get("TRAINPKG_LISTEN_FD")
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=rank == 0,
+        timeout=timedelta(seconds=30), wait_for_workers=False, master_listen_fd=None if listen is None else int(listen),
+    )  # fmt: skip
+    begin = time.monotonic()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=30))
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total)
+    assert total.item() == world * (world - 1) / 2
+    report.tell("joined", seconds=time.monotonic() - begin, device="cpu")
+    saved = Path(told["run_dir"], "saved")
+    step = int(saved.read_text()) if saved.exists() else 0
+    last = int(os.environ.get("TEST_STEPS", "20"))
+    try:
+        while step < last:
+            step += 1
+            bad.maybe(rank, step, report)
+            dist.all_reduce(total)
+            time.sleep(0.01)
+            report.tell("step", step=step, total=last)
+            if rank == 0:
+                saved.write_text(str(step))
+    except Exception as error:
+        victim = "peer" in str(error)
+        report.tell("exception", type=type(error).__name__, message=str(error), traceback=repr(error), step=step,
+                    victim=victim, user_error=False)  # fmt: skip
+        return 3 if victim else 1
+    if rank == 0:
+        Path(told["out"]).write_text("{}")
+    report.tell("done", verdict="finished", step=step)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def import_error() -> int:
+    import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+    return 0

@@ -1,0 +1,42 @@
+"""A launch of test entries in a process of its own: `python -m tests.distributed.launched OUT JSON`.
+
+JSON: {"launch": config keys, "spec": fields of the spec, "train": ...}; TEST_* variables steer the entries.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainpkg.config import Run
+from trainpkg.errors import UserError
+from trainpkg.launch.job import launch
+
+
+def make_run(out: Path, **launch_keys: Any) -> Run:
+    """A small valid run whose launch section has these keys."""
+    tree = {
+        "run": out.parent.name,
+        "recipe": "test",
+        "task": "images",
+        "model": {"name": "conv"},
+        "data": {"name": "digits"},
+        "train": {"max_steps": 10, "global_batch": 24},
+        "launch": {"device": "cpu", "where": "local", "max_restarts": 0, "stop_grace_s": 1.0} | launch_keys,
+    }
+    return Run.model_validate(tree)
+
+
+if __name__ == "__main__":
+    out, given = Path(sys.argv[1]), json.loads(sys.argv[2])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    seed = given.get("seed", 0)
+    run = make_run(out, **given.get("launch", {})).model_copy(update={"seed": seed})
+    try:
+        status = launch(run, given.get("stage", "train"), out, retry=given.get("retry", 1), **given.get("spec", {}))
+    except UserError as error:
+        print(f"error: {error}")
+        status = error.status
+    sys.exit(status)

@@ -1,0 +1,223 @@
+"""The files of an attempt: where they lie, whose they are, and whether there is anything to do.
+
+Everything here happens under the run directory's lock. Snakemake deletes declared outputs before a job and after a
+failed one, so what must outlive it (finished.json, the verdicts) stands in undeclared files beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainpkg.config import Run
+from trainpkg.errors import UserError
+from trainpkg.launch import facts
+from trainpkg.launch.conduct import DO_NOT_RUN_AGAIN, Outcome
+from trainpkg.launch.spec import Spec, Timeouts
+
+STAGES = ("smoke", "train", "evaluate")
+FINISHED = "finished.json"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a stage keeps its files. `home` has the lock, config.yaml and launch/; `run_dir` the run's products."""
+
+    stage: str
+    out: Path
+    run_dir: Path
+    home: Path
+
+    @classmethod
+    def of(cls, stage: str, out: Path) -> Folder:
+        """The directory of the output, never a literal: a module's prefix moves outputs."""
+        out = out.absolute()
+        if stage == "smoke":
+            return cls(stage, out, out.with_suffix(""), out.with_suffix(""))
+        home = out.parent / "evaluate" if stage == "evaluate" else out.parent
+        return cls(stage, out, out.parent, home)
+
+    @property
+    def launches(self) -> Path:
+        return self.home / "launch"
+
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts so far, in order."""
+        if not self.launches.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.launches.iterdir() if path.name.isdigit())
+
+    def last_attempt(self) -> dict[str, Any]:
+        """attempt.json of the last attempt; empty when there is none that can be read."""
+        numbers = self.attempts()
+        return _read_json(self.launches / str(numbers[-1]) / "attempt.json") if numbers else {}
+
+
+def set_aside_other_run(folder: Folder, run: Run) -> str:
+    """Move a run of another fingerprint out of the way; returns where it went, or nothing.
+
+    The lock stays, since it is ours by now: what moves is what lies beside it.
+    """
+    stored = read_fingerprint(folder.run_dir / "config.yaml")
+    if folder.stage != "train" or stored in (None, run.fingerprint()):
+        return ""
+    shelf = folder.run_dir.parent / ".old"
+    target = shelf / f"{run.run}.{stored}"
+    number = 1
+    while target.exists():
+        number += 1
+        target = shelf / f"{run.run}.{stored}.{number}"
+    target.mkdir(parents=True)
+    for path in folder.run_dir.iterdir():
+        if path.name != "lock" and not path.name.startswith(".lock"):
+            path.rename(target / path.name)
+    return str(target)
+
+
+def read_fingerprint(path: Path) -> str | None:
+    """The fingerprint in a resolved config, None where there is no such file."""
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        return None
+    except yaml.YAMLError:
+        return "unreadable"
+    return str(tree.get("fingerprint", "unknown")) if isinstance(tree, dict) else "unreadable"
+
+
+def check_trained(folder: Folder, run: Run) -> None:
+    """An evaluation needs the run that the config speaks of. Raises UserError when another one lies there, or none."""
+    if folder.stage != "evaluate":
+        return
+    stored = read_fingerprint(folder.run_dir / "config.yaml")
+    if stored != run.fingerprint():
+        found = "has no trained run" if stored is None else f"holds a run with fingerprint {stored}"
+        raise UserError(
+            f"{folder.run_dir} {found}, but run {run.run!r} of the config has fingerprint {run.fingerprint()}. "
+            "Train it first"
+        )
+
+
+def rewrite_if_finished(folder: Folder, run: Run) -> bool:
+    """Give a finished training its output again (Snakemake deleted it to run the rule anew), without training."""
+    kept = folder.home / FINISHED
+    if folder.stage != "train" or _read_json(kept).get("fingerprint") != run.fingerprint():
+        return False
+    publish(kept, folder.out)
+    return True
+
+
+def keep_finished(folder: Folder) -> None:
+    """Keep a copy of the output where Snakemake does not delete it."""
+    if folder.stage == "train":
+        publish(folder.out, folder.home / FINISHED)
+
+
+def publish(source: Path, target: Path) -> None:
+    """A copy that appears whole or not at all."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(source, beside)
+    beside.replace(target)
+
+
+def refuse_repetition(folder: Folder, retry: int) -> None:
+    """End a retry before it costs anything when the last attempt said that running again changes nothing."""
+    last = folder.last_attempt()
+    if retry > 1 and last.get("run_again") is False:
+        raise UserError(
+            f"attempt {last['attempt']} ended with {last.get('cause') or last.get('verdict')}, which another try does "
+            "not change. Mend it and start again",
+            status=DO_NOT_RUN_AGAIN,
+        )
+
+
+def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: Any) -> Spec:
+    """The spec of the next attempt. `more` overrides fields (deadline, cpus_per_task, and what tests need)."""
+    attempt = (folder.attempts() or [0])[-1] + 1
+    launch = run.launch
+    num_nodes = len(hosts)
+    values: dict[str, Any] = {
+        "stage": folder.stage,
+        "run": run.run,
+        "run_dir": str(folder.run_dir),
+        "out": str(folder.out),
+        "config_path": str(folder.home / "config.yaml"),
+        "attempt": attempt,
+        "num_nodes": num_nodes,
+        "hosts": hosts,
+        "where": where,
+        "launch_dir": str(folder.launches / str(attempt)),
+        "gpus_per_node": None if launch.gpus_per_node is None else [launch.gpus_per_node] * num_nodes,
+        "device": launch.device,
+        "devices": None if launch.devices is None else list(launch.devices),
+        "backend": launch.backend,
+        "dist_backend": launch.dist_backend,
+        "start": launch.start,
+        "timeouts": Timeouts(
+            rollcall_s=launch.rollcall_timeout_s,
+            start_s=launch.start_timeout_s,
+            init_s=launch.init_timeout_s,
+            heartbeat_s=launch.heartbeat_timeout_s,
+            stop_grace_s=launch.stop_grace_s,
+        ),
+        "max_restarts": launch.max_restarts,
+        "deadline_lead_s": float(run.slurm.signal.partition("@")[2]) if run.slurm.signal else 120.0,
+        "env": launch.env,
+        "cpus_per_task": run.slurm.cpus_per_task,
+        "code_hash": facts.code_hash(),
+    }
+    return Spec(**(values | more))
+
+
+def open_attempt(spec: Spec, folder: Folder, run: Run) -> None:
+    """Write config.yaml, spec.json and the beginning of attempt.json."""
+    Path(spec.launch_dir).mkdir(parents=True)
+    tree = run.model_dump(mode="json") | {"fingerprint": run.fingerprint()}
+    Path(spec.config_path).write_text(yaml.safe_dump(tree, sort_keys=False))
+    spec.write(Path(spec.launch_dir) / "spec.json")
+    _write_attempt(spec, {"start": time.time(), "verdict": None, "status": None})
+
+
+def close_attempt(spec: Spec, outcome: Outcome, run_again: bool) -> None:
+    """Write the verdict into attempt.json."""
+    begun = _read_json(Path(spec.launch_dir) / "attempt.json")
+    _write_attempt(
+        spec,
+        {
+            "start": begun.get("start"),
+            "end": time.time(),
+            "verdict": outcome.verdict,
+            "status": outcome.status,
+            "cause": outcome.sentence or None,
+            "run_again": run_again,
+            "step_first": outcome.step_first,
+            "step_last": outcome.step_last,
+            "generations": outcome.generations,
+            "failure": dataclasses.asdict(outcome.failure) if outcome.failure else None,
+        },
+    )
+
+
+def _write_attempt(spec: Spec, more: dict[str, Any]) -> None:
+    path = Path(spec.launch_dir) / "attempt.json"
+    head = {"stage": spec.stage, "attempt": spec.attempt, "slurm_job_id": spec.slurm_job_id}
+    beside = path.with_name(".attempt.json")
+    beside.write_text(json.dumps(head | {"host": socket.gethostname(), "hosts": spec.hosts} | more, indent=1) + "\n")
+    beside.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}

@@ -1,0 +1,241 @@
+"""One attempt once the nodes have met: generations of ranks, from `go` to a verdict.
+
+A generation ends when all ranks are done, at the first failure (gathered, then all are stopped), or when it is told to.
+A failure with restarts left and all nodes still there starts the next generation in the same processes, with a new port
+and store. Everything here follows from messages in the coordinator's inbox and from the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trainpkg.launch import failure
+from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.failure import Failure
+from trainpkg.launch.generation import Generation
+from trainpkg.launch.plan import LaunchPlan
+from trainpkg.launch.rollcall import Coordinator, Incoming, RollCallError, run_lengths
+from trainpkg.launch.spec import Spec
+from trainpkg.launch.watch import BEAT_S, Watch
+
+STOPPED_TIMEOUT_S = 15.0  # beyond the grace: the ranks are killed by then
+AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED = 75, 78, 130
+
+
+@dataclass
+class Outcome:
+    """How the attempt ended. `verdict`: finished | again | stuck | failed | interrupted."""
+
+    verdict: str
+    status: int
+    failure: Failure | None = None
+    sentence: str = ""
+    step_first: int | None = None
+    step_last: int | None = None
+    generations: int = 0
+    repeated: bool = False  # the last failure was the one before it again
+
+    @property
+    def run_again(self) -> bool:
+        """Whether another attempt may end otherwise."""
+        own_fault = self.failure is not None and (self.failure.kind == "user_error" or self.repeated)
+        return self.verdict != "stuck" and not own_fault
+
+
+class Screen(Protocol):
+    """Where lines for people go."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def progress(self, step: int, total: int | None) -> None:
+        """The step that the ranks are at; shown now and then."""
+
+
+@dataclass
+class Conductor:
+    """Runs the generations. `node_signal(index)`: the signal that ended a node's process, where it can be known."""
+
+    coordinator: Coordinator
+    spec: Spec
+    nodes: list[NodeFacts]
+    screen: Screen
+    node_signal: Callable[[int], int | None]
+    stop_at: float | None = None  # unix seconds: save and ask to be run again
+    begin_s: float = field(default_factory=time.monotonic)
+    asked: str = ""  # why the ranks were asked to save and end
+    interrupted: bool = False
+    _shown: int | None = None
+    _verdicts: set[str | None] = field(default_factory=set)
+    outcome: Outcome = field(default_factory=lambda: Outcome("failed", 1))
+
+    def save_and_end(self, why: str) -> None:
+        """Ask all ranks to save and end at the next step boundary. May be called again, and before they run."""
+        if not self.asked:
+            self.screen.say(f"stop requested ({why}): all ranks save and end")
+        self.asked = self.asked or why
+        self.coordinator.tell_all({"type": "save"})
+
+    def interrupt(self) -> None:
+        """End everything now."""
+        self.interrupted = True
+
+    async def run(self) -> Outcome:
+        """All generations; returns the outcome of the attempt."""
+        previous: Failure | None = None
+        restarts = self.spec.max_restarts
+        for number in range(restarts + 1):
+            self.outcome.generations = number + 1
+            try:
+                plan, proof = await self.coordinator.prove_plan(self.nodes, number)
+            except RollCallError as error:
+                return self._finish("failed", 1, sentence=str(error))
+            self._announce(plan, number, proof)
+            found = await self._generation(plan, number)
+            if self.interrupted:
+                return self._finish("interrupted", INTERRUPTED, sentence="interrupted; all ranks were ended")
+            if found is None:
+                return self._conclude()
+            self.outcome.repeated = found.repeats(previous)
+            whole = len(self.coordinator.members) == self.spec.num_nodes
+            why_not = self._why_no_restart(found, restarts - number, whole)
+            if why_not is not None:
+                return self._finish("failed", found.status, found, found.sentence + why_not)
+            self.screen.say(f"{found.sentence}. Starting all ranks again (restart {number + 1} of {restarts})")
+            previous = found
+        raise AssertionError("unreachable: the last generation either ends or has no restart left")
+
+    def _why_no_restart(self, found: Failure, left: int, whole: bool) -> str | None:
+        """None to start again, else what to add to the sentence."""
+        if found.kind == "user_error" or (left == 0 and self.spec.max_restarts == 0):
+            return ""
+        if left == 0:
+            return f" (no restart left of {self.spec.max_restarts})"
+        if not whole:
+            return " (no restart in place: a node is gone)"
+        if self.asked:
+            return " (while stopping)"
+        if self.outcome.repeated:
+            return " (no restart: it failed the same way at the same step before)"
+        return None
+
+    def _announce(self, plan: LaunchPlan, number: int, proof: str) -> None:
+        folder = self.spec.generation_dir(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {"device": self.nodes[0].device, "gpus": [node.gpus for node in self.nodes]}
+        (folder / "plan.json").write_text(json.dumps(plan.to_dict() | facts) + "\n")
+        if number == 0:
+            self.screen.say(plan.describe())
+        if proof:
+            self.screen.say(f"master address proven: {proof}")
+
+    async def _generation(self, plan: LaunchPlan, number: int) -> Failure | None:
+        """One generation; None when all ranks ended as they should, or were interrupted."""
+        now = time.monotonic()
+        watch = Watch(self.spec.timeouts.heartbeat_s, now, dict.fromkeys(self.coordinator.members, now))
+        current = Generation(self.spec, plan, number, watch, now, self.node_signal)
+        counts = run_lengths([node.num_ranks for node in plan.nodes])
+        go = {"type": "go", "generation": number, "counts": counts, "device": self.nodes[0].device}
+        self.coordinator.tell_all(go | {"master_addr": plan.master_addr, "master_port": plan.master_port})
+        if self.asked or self.coordinator.stop_asked:
+            self.save_and_end(self.asked or self.coordinator.stop_asked)
+        await self._until_over(current)
+        await self._stop_all(current)  # also after a good end: what ranks left behind goes too
+        if current.step_first is not None and self.outcome.step_first is None:
+            self.outcome.step_first = current.step_first
+        self.outcome.step_last = current.step_last if current.step_last is not None else self.outcome.step_last
+        self._verdicts = {rank.done for rank in current.ranks.values()}
+        if current.failed_s is None or self.interrupted:
+            return None
+        found = failure.find_cause(current.all_records())
+        path = self.spec.generation_dir(number) / "failure.json"
+        path.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+        return found
+
+    async def _until_over(self, current: Generation) -> None:
+        """Take messages until all ranks are done, a failure has been gathered, or an interruption."""
+        next_beat = 0.0
+        while not (current.over or current.gathered(time.monotonic()) or self.interrupted):
+            incoming = await self._next(0.1)
+            now = time.monotonic()
+            if incoming is not None:
+                self._handle(current, incoming, now)
+            if now >= next_beat:
+                next_beat = now + BEAT_S
+                self.coordinator.tell_all({"type": "beat"})
+                self._look(current, now)
+
+    async def _next(self, timeout_s: float) -> Incoming | None:
+        try:
+            return await asyncio.wait_for(self.coordinator.inbox.get(), timeout_s)
+        except TimeoutError:
+            return None
+
+    def _handle(self, current: Generation, incoming: Incoming, now: float) -> None:
+        member, message = incoming.member, incoming.message
+        index = member.facts.index
+        if self.coordinator.members.get(index) is not member:
+            return
+        if message is None:
+            del self.coordinator.members[index]
+            current.node_lost(index, member.facts, now)
+            return
+        current.watch.heard(index, now)
+        if message["type"] == "stop":
+            self.save_and_end(f"{member.name}: {message.get('why')}")
+        elif message.get("generation") == current.number:
+            said = current.take(index, message, now)
+            if said:
+                self.screen.say(said)
+            if current.step_last is not None and current.step_last != self._shown:
+                self._shown = current.step_last
+                self.screen.progress(self._shown, current.total)
+            if self.asked and message.get("event") in ("hello", "joined", "step"):
+                # before its handlers stood, a rank ignored the request
+                member.tell({"type": "save"})
+
+    def _look(self, current: Generation, now: float) -> None:
+        silent, back, lost = current.watch.look(now)
+        for index in silent:
+            self.screen.say(f"{self._name(index)} has been silent for 5 s; its ranks may go on")
+        for index in back:
+            self.screen.say(f"{self._name(index)} is heard again")
+        for index in lost:
+            current.node_silent(index, self.nodes[index], now)
+            self.coordinator.members.pop(index).writer.close()
+        current.check_late(now)
+        if self.stop_at is not None and time.time() >= self.stop_at and not self.asked:
+            self.save_and_end("the job's time limit is near")
+
+    def _name(self, index: int) -> str:
+        return f"node {index} ({self.nodes[index].host})"
+
+    async def _stop_all(self, current: Generation) -> None:
+        """End the ranks of all nodes and wait until each node says that none is left. A node that does not is lost."""
+        self.coordinator.tell_all({"type": "stop", "generation": current.number})
+        end = time.monotonic() + self.spec.timeouts.stop_grace_s + STOPPED_TIMEOUT_S
+        while (waiting := set(self.coordinator.members) - current.stopped) and time.monotonic() < end:
+            if (incoming := await self._next(0.1)) is not None:
+                self._handle(current, incoming, time.monotonic())
+        for index in waiting:
+            self.screen.say(f"{self._name(index)} did not say that its ranks have ended")
+            self.coordinator.members.pop(index).writer.close()
+
+    def _conclude(self) -> Outcome:
+        """All ranks said that they are done, with one verdict."""
+        if self._verdicts == {"finished"}:
+            return self._finish("finished", 0)
+        last, first = self.outcome.step_last, self.outcome.step_first
+        if last is not None and first is not None and last >= first:
+            return self._finish("again", AGAIN, sentence=f"stopped and saved at step {last}; to be run again")
+        return self._finish("stuck", DO_NOT_RUN_AGAIN, sentence="stopped before any step was done; not to be run again")
+
+    def _finish(self, verdict: str, status: int, found: Failure | None = None, sentence: str = "") -> Outcome:
+        self.outcome.verdict, self.outcome.status = verdict, status
+        self.outcome.failure, self.outcome.sentence = found, sentence
+        return self.outcome

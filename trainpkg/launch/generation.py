@@ -1,0 +1,192 @@
+"""The state of one generation of ranks: who joined, how far they are, how they ended. Fed with messages and times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainpkg.launch import failure
+from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.failure import Record
+from trainpkg.launch.plan import LaunchPlan
+from trainpkg.launch.spec import Spec
+from trainpkg.launch.watch import Watch
+from trainpkg.launch.wire import Message
+
+INIT_MARGIN_S = 5.0  # the ranks' own deadline comes first: it knows more
+STRAGGLER_S = 30.0
+
+
+@dataclass
+class RankState:
+    """What is known of one rank. `ended` is its node's last message about it."""
+
+    node: int
+    hello_s: float | None = None
+    joined: bool = False
+    step: int | None = None
+    done: str | None = None
+    ended_s: float | None = None
+    spoke_s: float | None = None  # when it raised
+    ended: dict[str, Any] = field(default_factory=dict)
+
+
+class Generation:
+    """One start of all ranks. Times are the coordinator's monotonic seconds."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        plan: LaunchPlan,
+        number: int,
+        watch: Watch,
+        now_s: float,
+        node_signal: Callable[[int], int | None],
+    ) -> None:
+        self.spec, self.plan, self.number, self.watch, self.begin_s = spec, plan, number, watch, now_s
+        self.node_signal = node_signal
+        self.ranks = {
+            node.rank_offset + local: RankState(node.index) for node in plan.nodes for local in range(node.num_ranks)
+        }
+        self.records: list[Record] = []  # of nodes, and what was inferred
+        self.failed_s: float | None = None
+        self.stopped: set[int] = set()  # nodes that have no rank left
+        self.step_first: int | None = None
+        self.step_last: int | None = None
+        self.total: int | None = None
+        self.num_joined = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended as it should."""
+        return self.failed_s is None and all(rank.ended_s is not None for rank in self.ranks.values())
+
+    def gathered(self, now_s: float) -> bool:
+        """Whether a failure is old enough for its cause to have spoken."""
+        if self.failed_s is None:
+            return False
+        named = any(record.kind in failure.CAUSES for record in self.all_records())
+        return now_s - self.failed_s > failure.GATHER_S + (0.0 if named else failure.GATHER_MORE_S)
+
+    def all_records(self) -> list[Record]:
+        """Of all ranks that ended otherwise than they should, and of nodes."""
+        found = [self._explained(record) for record in self.records]
+        for number, rank in self.ranks.items():
+            if not rank.ended:
+                continue
+            time_s = min(t for t in (rank.spoke_s, rank.ended_s) if t is not None)
+            record = failure.rank_record({"rank": number} | rank.ended, rank.node, self._host(rank.node), time_s)
+            if record is not None:
+                found.append(record)
+        return found
+
+    def _explained(self, record: Record) -> Record:
+        if record.kind != "node_lost":
+            return record
+        return dataclasses.replace(record, signal=self.node_signal(record.node))
+
+    def _host(self, node: int) -> str:
+        return self.plan.nodes[node].host
+
+    def _fail(self, now_s: float) -> None:
+        if self.failed_s is None:
+            self.failed_s = now_s
+
+    def take(self, node: int, message: Message, now_s: float) -> str:
+        """Digest one message of this generation; returns a line for people, or nothing."""
+        kind = message["type"]
+        if kind == "event":
+            return self._event(self.ranks[message["rank"]], message, now_s)
+        if kind == "beat":
+            for rank, step in message["steps"].items():
+                self._step(self.ranks[int(rank)], step, now_s)
+        elif kind == "ended":
+            self._ended(self.ranks[message["rank"]], message, now_s - float(message.get("age_s", 0.0)))
+        elif kind == "start_failed":
+            self._record("start", node, self._host(node), now_s, message["message"], message.get("details", ""))
+        elif kind == "stopped":
+            self.stopped.add(node)
+            if message.get("left"):
+                return f"node {node} ({self._host(node)}): processes {message['left']} did not die"
+        return ""
+
+    def _event(self, rank: RankState, message: Message, now_s: float) -> str:
+        event = message["event"]
+        if event == "hello":
+            rank.hello_s = now_s
+        elif event == "joined" and not rank.joined:
+            rank.joined = True
+            self.num_joined += 1
+            if self.num_joined == len(self.ranks):
+                seconds = now_s - self.begin_s
+                return f"{self.num_joined} of {len(self.ranks)} ranks joined in {seconds:.2f} s"
+        elif event == "step":
+            self.total = message.get("total") or self.total
+            self._step(rank, message["step"], now_s)
+        elif event == "done":
+            rank.done = message["verdict"]
+            self.step_last = max(self.step_last or 0, message.get("step") or 0) or None
+        elif event == "exception":
+            rank.spoke_s = now_s
+            rank.ended = rank.ended | {"exception": message, "step": rank.step}
+            self._fail(now_s)
+        return ""
+
+    def _step(self, rank: RankState, step: int, now_s: float) -> None:
+        rank.step = step
+        if self.step_first is None or step < self.step_first:
+            self.step_first = step
+        if self.step_last is None or step > self.step_last:
+            self.step_last = step
+        self.watch.stepped(step, now_s)
+
+    def _ended(self, rank: RankState, message: Message, time_s: float) -> None:
+        rank.ended_s = time_s
+        spoken = {"exception": rank.ended["exception"]} if rank.ended.get("exception") else {}
+        rank.done = rank.done or message.get("done")
+        rank.ended = message | spoken | {"step": rank.step if rank.step is not None else message.get("step")}
+        if failure.rank_record(rank.ended, rank.node, "", time_s) is not None:
+            self._fail(time_s)
+
+    def _record(self, kind: str, node: int, host: str, now_s: float, message: str, details: str = "") -> None:
+        self.records.append(Record(kind, node, host, now_s, message=message, traceback=details, step=self.step_last))
+        self._fail(now_s)
+
+    def node_lost(self, node: int, facts: NodeFacts, now_s: float) -> None:
+        """The connection to a node's launcher ended while its ranks ran."""
+        when = "before the first step" if self.step_last is None else f"at step {self.step_last}"
+        text = f"vanished {when}: the connection to its launcher (process {facts.pid}) ended"
+        self._record("node_lost", node, facts.host, now_s, text)
+
+    def node_silent(self, node: int, facts: NodeFacts, now_s: float) -> None:
+        """A node has been given up."""
+        silence = now_s - self.watch.heard_s[node]
+        step = "" if self.watch.step is None else f", and no step was done for {now_s - self.watch.step_s:.0f} s"
+        text = f"was silent for {silence:.0f} s{step}: the machine, its network or its launcher is stuck"
+        self._record("node_silent", node, facts.host, now_s, text)
+        self.watch.heard_s.pop(node)
+
+    def check_late(self, now_s: float) -> None:
+        """Infer a failure from what has not happened: ranks that do not join, or do not end when others have."""
+        if self.failed_s is not None:
+            return
+        hellos = [rank.hello_s for rank in self.ranks.values()]
+        limit = self.spec.timeouts.init_s + INIT_MARGIN_S
+        if self.num_joined < len(self.ranks) and all(h is not None and now_s - h > limit for h in hellos):
+            self._late("init_timeout", [n for n, r in self.ranks.items() if not r.joined],
+                       f"did not join the process group within {self.spec.timeouts.init_s:g} s "
+                       "(launch.init_timeout_s)", now_s)  # fmt: skip
+        ended = [rank.ended_s for rank in self.ranks.values() if rank.ended_s is not None]
+        if ended and now_s - min(ended) > STRAGGLER_S:
+            self._late("straggler", [n for n, r in self.ranks.items() if r.ended_s is None],
+                       f"still runs {STRAGGLER_S:g} s after the first rank was done", now_s)  # fmt: skip
+
+    def _late(self, kind: str, numbers: list[int], text: str, now_s: float) -> None:
+        for number in numbers:
+            node = self.ranks[number].node
+            self.records.append(
+                Record(kind, node, self._host(node), now_s, rank=number, step=self.ranks[number].step, message=text)
+            )
+        self._fail(now_s)

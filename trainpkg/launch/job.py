@@ -1,0 +1,219 @@
+"""The subcommand `launch`: one stage of one run on all its nodes, from the lock to the verdict. Once per job.
+
+It runs on the first node and holds the coordinator. Where it could run again by itself (requeue of its own Slurm job)
+is `Outcome.status` 75: the one place to put it is `_finish`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import secrets
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainpkg.config import Run
+from trainpkg.errors import UserError
+from trainpkg.launch import attempt, lock, places, processes
+from trainpkg.launch.attempt import STAGES, Folder
+from trainpkg.launch.conduct import Conductor, Outcome, Screen
+from trainpkg.launch.lock import Lock
+from trainpkg.launch.places import LocalNodes, Nodes, SrunNodes
+from trainpkg.launch.rollcall import Coordinator, RollCallError
+from trainpkg.launch.screen import make_screen
+from trainpkg.launch.slurm import Allocation, read_allocation
+from trainpkg.launch.spec import Spec
+
+END_GRACE_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from trainpkg import sheet
+
+    parser.add_argument("stage", choices=STAGES, help="what to run")
+    sheet.add_config_arguments(parser)
+    parser.add_argument("--run", required=True, help="name of the run (for smoke: of any run with that topology)")
+    parser.add_argument("--out", type=Path, required=True, help="the file that says that the stage is done")
+    parser.add_argument("--retry", type=int, default=1, help="Snakemake's attempt, from 1; a later one may be refused")
+
+
+def main(args: argparse.Namespace) -> int:
+    from trainpkg import sheet
+
+    run = sheet.load(sheet.config_of(args)).run(args.run)
+    return launch(run, args.stage, args.out, retry=args.retry)
+
+
+def launch(run: Run, stage: str, out: Path, *, where: str | None = None, retry: int = 1, **overrides: Any) -> int:
+    """Run a stage and return its exit status; everything else is in the files of the run and on the screen.
+
+    `where` overrides the config's `launch.where`; `overrides` are fields of the spec.
+    """
+    folder = Folder.of(stage, out)
+    screen = make_screen()
+    job = os.environ.get("SLURM_JOB_ID")
+    with lock.acquire(folder.home, job=job, wait=False) as held:
+        attempt.check_trained(folder, run)
+        if aside := attempt.set_aside_other_run(folder, run):
+            screen.say(f"the config of run {run.run!r} has changed what it computes: the old run went to {aside}")
+        if attempt.rewrite_if_finished(folder, run):
+            screen.say(f"run {run.run!r} is finished already; {out} is written again, nothing is trained")
+            return 0
+        attempt.refuse_repetition(folder, retry)
+        spec, in_step, job_hosts = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
+        attempt.open_attempt(spec, folder, run)
+        screen.say(f"{spec.tag}: {spec.num_nodes} node(s) by {spec.where}, logs in {spec.launch_dir}")
+        outcome = asyncio.run(Job(spec, screen, held, in_step, job_hosts).run())
+        return _finish(spec, folder, outcome, screen)
+
+
+def plan_attempt(
+    run: Run, folder: Folder, where: str, env: Mapping[str, str], overrides: Mapping[str, Any]
+) -> tuple[Spec, bool, list[str]]:
+    """The spec of the next attempt; whether this process is in a Slurm step; all hosts of the Slurm job."""
+    num_nodes = stage_nodes(run, folder.stage)
+    allocation = read_allocation(env) if where != "local" else None
+    if where == "slurm" and allocation is None:
+        raise UserError("launch.where = 'slurm', but SLURM_JOB_ID is not set: this process is in no Slurm job")
+    if where == "auto" and (allocation is None or shutil.which("srun") is None):
+        allocation = None
+    if allocation is None:
+        hosts = [f"sim{index}" for index in range(num_nodes)]
+        return attempt.make_spec(run, folder, hosts, "local", **overrides), False, []
+    fields = places.ask_slurm(allocation.job_id)
+    hosts = places.hosts_of_job(allocation, fields, num_nodes)
+    more = {
+        "slurm_job_id": allocation.job_id,
+        "deadline": places.end_of_job(allocation, fields),
+        "cpus_per_task": min(run.slurm.cpus_per_task, cpus_per_node(allocation, fields)),
+    }
+    spec = attempt.make_spec(run, folder, hosts, "slurm", **(more | dict(overrides)))
+    return spec, "SLURM_STEP_ID" in env, places.hosts_of_job(allocation, fields, None)
+
+
+def stage_nodes(run: Run, stage: str) -> int:
+    """Nodes of a stage: a smoke test takes few, an evaluation its own number."""
+    if stage == "smoke":
+        return min(run.launch.nodes, run.smoke.max_nodes)
+    return run.evaluate.nodes or run.launch.nodes if stage == "evaluate" else run.launch.nodes
+
+
+def cpus_per_node(allocation: Allocation, fields: Mapping[str, str]) -> int:
+    """CPUs that a task may have on each node: asking srun for more than the job has is refused."""
+    if allocation.cpus_per_node:
+        return min(allocation.cpus_per_node)
+    cpus, nodes = fields.get("NumCPUs", ""), fields.get("NumNodes", "1")
+    return max(1, int(cpus) // int(nodes)) if cpus.isdigit() and nodes.isdigit() else 1
+
+
+class Job:
+    """One attempt: nodes started, roll call, generations, everything ended."""
+
+    def __init__(self, spec: Spec, screen: Screen, held: Lock, in_step: bool, job_hosts: list[str]) -> None:
+        self.spec, self.screen, self.held, self.in_step, self.job_hosts = spec, screen, held, in_step, job_hosts
+        self.conductor: Conductor | None = None
+        self.work: asyncio.Task[Outcome] | None = None
+        self.asked = ""
+        self.num_interrupts = 0
+
+    async def run(self) -> Outcome:
+        """The outcome, with no process of this attempt left."""
+        processes.adopt_orphans()
+        _raise_file_limit()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt, "SIGINT")
+        for signum in (signal.SIGTERM, signal.SIGUSR2):
+            loop.add_signal_handler(signum, self._save_and_end, signum.name)
+        self.work = loop.create_task(self._attempt())
+        guard = loop.create_task(self._guard_lock())
+        try:
+            return await self.work
+        except asyncio.CancelledError:
+            return Outcome("interrupted", 130, sentence="interrupted before the ranks ran")
+        finally:
+            guard.cancel()
+            if left := processes.kill_descendants():
+                self.screen.say(f"processes that did not die: {left}")
+
+    async def _attempt(self) -> Outcome:
+        secret = secrets.token_hex(32)
+        coordinator = Coordinator(self.spec, secret, self.screen.say)
+        head = await coordinator.listen()
+        nodes = self._start_nodes(head, secret)
+        try:
+            met = await coordinator.meet(nodes.ended)
+            stop_at = None if self.spec.deadline is None else self.spec.deadline - self.spec.deadline_lead_s
+            self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, stop_at)
+            if self.asked:
+                self.conductor.save_and_end(self.asked)
+            return await self.conductor.run()
+        except RollCallError as error:
+            return Outcome("failed", 1, sentence=str(error))
+        finally:
+            coordinator.tell_all({"type": "bye", "status": 0})
+            await coordinator.close()
+            await asyncio.to_thread(nodes.end, END_GRACE_S)
+
+    def _start_nodes(self, head: str, secret: str) -> Nodes:
+        spec = self.spec
+        command = places.node_command(Path(spec.launch_dir) / "spec.json", head)
+        env = places.node_environment(os.environ, secret)
+        if spec.where == "local":
+            return LocalNodes.start(spec, command, env)
+        srun = places.srun_command(spec, self.job_hosts, self.in_step)
+        self.screen.say(f"starting {' '.join(srun)}")
+        return SrunNodes.start([*srun, *command], places.srun_environment(env))
+
+    def _interrupt(self, why: str) -> None:
+        """End everything now; the second time, without asking the ranks."""
+        self.num_interrupts += 1
+        self.screen.say(f"{why}: ending all ranks" + (" at once" if self.num_interrupts > 1 else ""))
+        if self.conductor is None or self.num_interrupts > 1:
+            assert self.work is not None
+            self.work.cancel()
+        else:
+            self.conductor.interrupt()
+
+    def _save_and_end(self, why: str) -> None:
+        if self.asked and why == "SIGTERM":
+            self._interrupt("a second SIGTERM")
+        self.asked = self.asked or why
+        if self.conductor is not None:
+            self.conductor.save_and_end(why)
+
+    async def _guard_lock(self) -> None:
+        """End when somebody took the run directory over: two writers spoil it."""
+        while not self.held.lost.is_set():
+            await asyncio.sleep(1.0)
+        self._interrupt("the lock of the run directory was taken over by another job")
+
+
+def _raise_file_limit() -> None:
+    """One connection per node, and strangers': the usual soft limit of 1024 files is too low for a large job."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _finish(spec: Spec, folder: Folder, outcome: Outcome, screen: Screen) -> int:
+    """Write the verdict, say it, and return the exit status."""
+    if outcome.verdict == "finished":
+        if folder.out.is_file():
+            attempt.keep_finished(folder)
+        else:
+            outcome.verdict, outcome.status = "failed", 1
+            outcome.sentence = f"the ranks say that they are done, but {folder.out} is not there"
+    attempt.close_attempt(spec, outcome, run_again=outcome.run_again)
+    found = outcome.failure
+    if found is not None and found.traceback:
+        print(found.traceback.rstrip(), flush=True)
+    elif found is not None and found.last_lines:
+        print("\n".join(["last lines of its log:", *found.last_lines[-10:]]), flush=True)
+    steps = "" if outcome.step_last is None else f" at step {outcome.step_last}"
+    text = outcome.sentence or f"{spec.stage} of {spec.run}: {outcome.verdict}{steps}"
+    screen.say(text if outcome.status == 0 else f"{outcome.verdict}: {text} (status {outcome.status})")
+    return outcome.status

@@ -1,0 +1,250 @@
+"""The launcher of one node: starts its ranks when the coordinator says so, watches them, and leaves none behind.
+
+The subcommand `node`, which `launch` starts once per node. It begins to import torch (in the fork server) before it
+calls the coordinator, so that the two take the time of one. When the coordinator's connection ends, so do the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainpkg.errors import UserError
+from trainpkg.launch import environment, facts, network, processes, wire
+from trainpkg.launch import spec as specs
+from trainpkg.launch.backends import Calls, ExecStarter, Order, Starter, StartFailed, make_starter
+from trainpkg.launch.call import Greeter, call_head, probe
+from trainpkg.launch.grammar import expand_counts, parse_int
+from trainpkg.launch.plan import LaunchPlan, make_plan
+from trainpkg.launch.ranks import Ranks
+from trainpkg.launch.spec import Spec
+from trainpkg.launch.watch import BEAT_S, GAP_S
+from trainpkg.launch.wire import Message
+
+SECRET = "TRAINPKG_SECRET"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--spec", type=Path, required=True, help="spec.json of the attempt, written by `launch`")
+    parser.add_argument("--head", required=True, metavar="ADDR[,ADDR..]:PORT", help="where the coordinator listens")
+    parser.add_argument("--node-rank", type=int, help="index of this node; under Slurm it is SLURM_NODEID")
+
+
+def main(args: argparse.Namespace) -> int:
+    secret = os.environ.pop(SECRET, "")  # ranks need no secret
+    if not secret:
+        raise UserError(f"{SECRET} is not set: `node` is started by `launch`, which makes a secret for each job")
+    spec = specs.read(args.spec)
+    if args.node_rank is None and "SLURM_NODEID" not in os.environ:
+        raise UserError("the index of this node is not known: neither --node-rank nor SLURM_NODEID is given")
+    index = args.node_rank if args.node_rank is not None else parse_int(os.environ["SLURM_NODEID"], "SLURM_NODEID")
+    processes.adopt_orphans()
+    if spec.where == "local":
+        processes.die_with_parent(signal.SIGCONT)  # a stopped node wakes up, finds its coordinator gone, and cleans up
+    return asyncio.run(Node(spec, args.spec, index, secret, args.head).run())
+
+
+class Node:
+    """One node's side of the roll call and of the generations that follow."""
+
+    def __init__(self, spec: Spec, spec_path: Path, index: int, secret: str, head: str) -> None:
+        self.spec, self.spec_path, self.index, self.secret, self.head = spec, spec_path, index, secret, head
+        self.log: TextIO = self._open_log(0)
+        self.facts = facts.gather(spec, index, os.environ)
+        self.base_env = environment.for_imports(spec, self.facts, os.environ)
+        self.writer: asyncio.StreamWriter | None = None
+        self.greeter: Greeter | None = None  # of node 0
+        self.stop_why = ""
+        self.heard = time.monotonic()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.going: asyncio.Task[None] | None = None
+
+    def _open_log(self, generation: int) -> TextIO:
+        folder = self.spec.generation_dir(generation)
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / f"node-{self.index}.log").open("a", buffering=1)
+
+    def say(self, text: str) -> None:
+        """A line in this node's log."""
+        self.log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def tell(self, message: Message) -> None:
+        """Queue a message to the coordinator."""
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(wire.encode(message))
+
+    async def run(self) -> int:
+        """From the first import to the coordinator's `bye`, or the loss of it. Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._stop_requested, signum)
+        for signum in (signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+        self.ranks = Ranks(self.tell)
+        self.calls = Calls(self.ranks.started, self.ranks.ended, self._starter_gone)
+        self.starter: Starter = make_starter(self.spec, self.base_env, self.calls)
+        grace_s = 0.0
+        try:
+            await self.ranks.listen()
+            reader, self.writer = await call_head(self.head, self.secret, self.spec, self.say)
+            self.tell({"type": "facts", **dataclasses.asdict(self.facts)})
+            if self.stop_why:
+                self.tell({"type": "stop", "why": self.stop_why})
+            self._spawn(self._beat())
+            status = await self._obey_all(reader)
+            grace_s = self.spec.timeouts.stop_grace_s if status is not None else 0.0
+            return 1 if status is None else status
+        except UserError as error:
+            self.say(f"error: {error}")
+            raise
+        finally:
+            await self._clean_up(grace_s)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def _stop_requested(self, signum: int) -> None:
+        """Pass the request on: the coordinator tells all nodes, so that all ranks stop at the same step."""
+        self.stop_why = signal.Signals(signum).name
+        self.say(f"received {self.stop_why}")
+        self.tell({"type": "stop", "why": self.stop_why})
+
+    async def _beat(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now = time.monotonic()
+            if now - last > GAP_S:  # this process itself was stopped; what was sent meanwhile is still unread
+                self.heard = now
+            last = now
+            self.tell({"type": "beat", "generation": self.ranks.generation, "steps": self.ranks.steps()})
+            if now - self.heard > self.spec.timeouts.heartbeat_s and self.writer is not None:
+                self.say(f"the coordinator has been silent for {now - self.heard:.0f} s")
+                self.writer.transport.abort()
+
+    async def _obey_all(self, reader: asyncio.StreamReader) -> int | None:
+        """Do what the coordinator says until its `bye`; returns the status it gives, None when it is gone."""
+        while (message := await wire.receive(reader)) is not None:
+            self.heard = time.monotonic()
+            kind = message["type"]
+            if kind == "bye":
+                return int(message["status"])
+            if kind == "open":
+                self.tell(self._open_port(message))
+            elif kind == "probe":
+                self._spawn(self._probe(message))
+            elif kind == "go":
+                self.going = self._spawn(self._go(message))
+            elif kind == "save":
+                self.ranks.signal_all(signal.SIGUSR2)
+            elif kind == "stop":
+                self._spawn(self._stop(message))
+        self.say("the coordinator is gone; ending all ranks")
+        return None
+
+    def _open_port(self, message: Message) -> Message:
+        answer: Message = {"type": "opened", "generation": message["generation"]}
+        if self.greeter is not None:
+            self.greeter.hand_on().close()
+        six = all(":" in address for address in message["addresses"])
+        address = "127.0.0.1" if self.spec.where == "local" else "::" if six else "0.0.0.0"
+        seed = network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt, message["generation"])
+        try:
+            listener = network.bind_port(address, f"{seed}/{self.spec.run}")
+        except UserError as error:
+            return answer | {"error": str(error)}
+        self.greeter = Greeter(listener, message["token"])
+        return answer | {"port": listener.getsockname()[1]}
+
+    async def _probe(self, message: Message) -> None:
+        errors = {a: await probe(a, message["port"], message["token"]) for a in message["addresses"]}
+        self.tell({"type": "probed", "generation": message["generation"], "errors": errors})
+
+    async def _go(self, message: Message) -> None:
+        """Start this node's ranks of a new generation."""
+        generation = message["generation"]
+        if generation > 0:
+            self.log.close()
+            self.log = self._open_log(generation)
+        plan = make_plan(
+            self.spec.hosts,
+            expand_counts(message["counts"]),
+            master_addr=message["master_addr"],
+            master_port=message["master_port"],
+            one_machine=True,  # the coordinator has proven the address
+            generation=generation,
+        )
+        mine = plan.nodes[self.index]
+        folder = self.spec.generation_dir(generation)
+        logs = {mine.rank_offset + k: folder / f"rank-{mine.rank_offset + k}.log" for k in range(mine.num_ranks)}
+        self.ranks.begin(generation, logs)
+        try:
+            await self._starter_ready()
+            for local_rank, (rank, log) in enumerate(logs.items()):
+                self.starter.start(self._order(plan, local_rank, rank, log, message["device"]))
+        except StartFailed as error:
+            self.say(f"start failed: {error}\n{error.details}")
+            self.ranks.abandon()
+            text = {"message": f"could not start its ranks: {error}", "details": error.details}
+            self.tell({"type": "start_failed", "generation": generation, **text})
+        if self.greeter is not None:
+            self.greeter.listener.close()  # rank 0 holds it now
+            self.greeter = None
+
+    async def _starter_ready(self) -> None:
+        try:
+            self.say(await self.starter.ready())
+        except StartFailed as error:
+            if error.details:  # an import that fails here fails in every other way of starting too
+                raise
+            self.say(f"warning: {error}: ranks cannot be forked safely and start as programs of their own")
+            self.starter.close()
+            self.starter = ExecStarter(self.base_env, self.calls)
+
+    def _order(self, plan: LaunchPlan, local_rank: int, rank: int, log: Path, device: str) -> Order:
+        env = environment.for_rank(self.spec, self.spec_path, plan, self.index, local_rank, device, self.base_env)
+        env["TRAINPKG_REPORT"] = self.ranks.address
+        listen = self.greeter.hand_on() if self.greeter is not None and rank == 0 else None
+        return Order(rank, self.spec.entry, env, str(log), listen)
+
+    async def _stop(self, message: Message) -> None:
+        """End what is left of the generation, and everything that its ranks left behind."""
+        if self.going is not None and not self.going.done():
+            self.going.cancel()
+            self.ranks.forget_unborn()
+        await self.ranks.stop(self.spec.timeouts.stop_grace_s)
+        left = processes.kill_descendants(self.starter.helpers)
+        self.tell({"type": "stopped", "generation": message["generation"], "left": left})
+
+    def _starter_gone(self, why: str) -> None:
+        self.say(why)
+        self.ranks.abandon()
+        text = f"lost all its ranks: {why}"
+        self.tell({"type": "start_failed", "generation": self.ranks.generation, "message": text})
+        self.starter = make_starter(self.spec, self.base_env, self.calls)
+
+    async def _clean_up(self, grace_s: float) -> None:
+        for task in self.tasks.copy():
+            task.cancel()
+        if not self.ranks.empty.is_set():
+            self.ranks.forget_unborn()
+            await self.ranks.stop(grace_s)
+        self.starter.close()
+        left = processes.kill_descendants()
+        self.say(f"ended; processes that did not die: {left}" if left else "ended; nothing left behind")
+        self.ranks.close()
+        if self.writer is not None:
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(self.writer.drain(), 1.0)
+            self.writer.close()

@@ -1,0 +1,209 @@
+"""Where node processes run: one per node of a Slurm job through srun, or several on this machine as simulated nodes.
+
+Command lines and environments are values; two small classes start them and tell what became of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol
+
+import trainpkg
+from trainpkg.errors import UserError
+from trainpkg.launch import network, processes
+from trainpkg.launch.failure import signal_name
+from trainpkg.launch.grammar import expand_hosts
+from trainpkg.launch.ranks import last_lines
+from trainpkg.launch.slurm import Allocation
+from trainpkg.launch.spec import Spec
+
+# srun is told its geometry and looks the rest up: what batch and outer steps left in the environment contradicts it
+KEPT_SLURM = frozenset({"SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JWT"})
+
+
+class Nodes(Protocol):
+    """The started node processes."""
+
+    def ended(self) -> str:
+        """Why no further node will answer the roll call, or nothing."""
+
+    def node_signal(self, index: int) -> int | None:
+        """The signal that ended a node's process, where this machine can see it."""
+
+    def end(self, grace_s: float) -> None:
+        """Wait so long for all to end by themselves, then end them."""
+
+
+def node_command(spec_path: Path, head: str) -> list[str]:
+    """What runs on every node."""
+    return [sys.executable, "-m", "trainpkg", "node", f"--spec={spec_path}", f"--head={head}"]
+
+
+def node_environment(env: Mapping[str, str], secret: str) -> dict[str, str]:
+    """The environment of node processes: this package importable, the secret in it and on no command line."""
+    root = str(Path(trainpkg.__file__).parent.parent)
+    path = env.get("PYTHONPATH", "")
+    if Path(root).name not in ("site-packages", "dist-packages"):
+        path = os.pathsep.join([root, path] if path else [root])
+    return dict(env) | {"PYTHONPATH": path, "TRAINPKG_SECRET": secret} if path else (
+        dict(env) | {"TRAINPKG_SECRET": secret}
+    )  # fmt: skip
+
+
+def srun_command(spec: Spec, job_hosts: list[str], in_step: bool) -> list[str]:
+    """`srun` with one task per node and the geometry spelled out; nothing of it is inherited since Slurm 22.05."""
+    num = spec.num_nodes
+    command = ["srun", f"--nodes={num}", f"--ntasks={num}", "--ntasks-per-node=1"]
+    command += [f"--cpus-per-task={spec.cpus_per_task}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=60"]
+    command += ["--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
+    if job_hosts and job_hosts != spec.hosts:
+        command.append(f"--nodelist={','.join(spec.hosts)}")
+    if in_step:
+        command.append("--overlap")  # the step that we are in holds the CPUs: without it the new one waits for ever
+    return command
+
+
+def srun_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what Slurm put there for another step."""
+    foreign = re.compile(r"(SLURM|SRUN|SBATCH|SALLOC)_")
+    return {name: value for name, value in env.items() if not foreign.match(name) or name in KEPT_SLURM}
+
+
+def ask_slurm(job_id: str) -> dict[str, str]:
+    """The fields of `scontrol show job`: a rule's shell under Snakemake knows the job's number and nothing else."""
+    command = ["scontrol", "show", "job", job_id, "--oneliner"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"SLURM_JOB_ID is {job_id}, but `{' '.join(command)}` does not answer: {error}") from error
+    if asked.returncode != 0:
+        said = (asked.stderr or asked.stdout).strip()
+        raise UserError(
+            f"SLURM_JOB_ID is {job_id}, but `{' '.join(command)}` says {said!r}. Inside somebody else's job, "
+            "launch.where: local starts the ranks on this machine alone"
+        )
+    return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", asked.stdout.splitlines()[0]))
+
+
+def hosts_of_job(allocation: Allocation, fields: Mapping[str, str], num_nodes: int | None) -> list[str]:
+    """The first `num_nodes` hosts of the job (None: all), in Slurm's order. Raises UserError when it has fewer."""
+    hosts = list(allocation.hosts) or expand_hosts(fields.get("NodeList", ""), "NodeList of `scontrol show job`")
+    if num_nodes is not None and len(hosts) < num_nodes:
+        raise UserError(
+            f"launch.nodes = {num_nodes}, but Slurm job {allocation.job_id} has {len(hosts)} node(s): "
+            f"{','.join(hosts)}. Ask Slurm for as many, or set launch.nodes"
+        )
+    return hosts[:num_nodes]
+
+
+def end_of_job(allocation: Allocation, fields: Mapping[str, str]) -> float | None:
+    """When Slurm will end the job, in unix seconds; None when it has no limit."""
+    if allocation.deadline is not None:
+        return allocation.deadline
+    try:
+        return time.mktime(time.strptime(fields.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:  # Unknown, NONE
+        return None
+
+
+@dataclass
+class SrunNodes:
+    """One srun step. srun ends its tasks at once when it is ended, and is ended when `launch` is."""
+
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, command: list[str], env: Mapping[str, str]) -> SrunNodes:
+        tether = [sys.executable, "-m", "trainpkg.launch.tether", str(os.getpid()), str(int(signal.SIGTERM))]
+        return cls(subprocess.Popen([*tether, *command], env=env, stdin=subprocess.DEVNULL, start_new_session=True))
+
+    def ended(self) -> str:
+        code = self.process.poll()
+        return "" if code is None else f"srun ended with status {code} (its words stand above)"
+
+    def node_signal(self, index: int) -> int | None:
+        return None
+
+    def end(self, grace_s: float) -> None:
+        for signum in (None, signal.SIGTERM, signal.SIGKILL):
+            if signum is not None:
+                self.process.send_signal(signum)
+            try:
+                self.process.wait(grace_s if signum is None else 10.0)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+
+@dataclass
+class LocalNodes:
+    """Simulated nodes: one process each on this machine."""
+
+    logs: list[Path]
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, spec: Spec, command: list[str], env: Mapping[str, str]) -> LocalNodes:
+        folder = spec.generation_dir(0)
+        folder.mkdir(parents=True, exist_ok=True)
+        nodes = cls([folder / f"node-{index}.log" for index in range(spec.num_nodes)])
+        for index, log in enumerate(nodes.logs):
+            with log.open("ab") as file:
+                nodes.running.append(nodes.start_one(spec, index, command, env, file))
+        return nodes
+
+    @staticmethod
+    def start_one(
+        spec: Spec, index: int, command: list[str], env: Mapping[str, str], log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """One node. A session of its own: Ctrl-C reaches `launch` alone, which ends the rest in order."""
+        own = dict(env) | share_of_gpus(spec, index, env)
+        own.pop("SLURM_NODEID", None)  # of a surrounding job
+        return subprocess.Popen(
+            [*command, f"--node-rank={index}"],
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def ended(self) -> str:
+        for index, process in enumerate(self.running):
+            code = process.poll()
+            if code is not None:
+                how = f"by {signal_name(-code)}" if code < 0 else f"with status {code}"
+                said = next((line for line in reversed(last_lines(self.logs[index])) if "error" in line), "")
+                return f"the launcher of node {index} ended {how}" + (f" ({said})" if said else "")
+        return ""
+
+    def node_signal(self, index: int) -> int | None:
+        code = self.running[index].poll()
+        return -code if code is not None and code < 0 else None
+
+    def end(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        for process in self.running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        processes.kill_descendants()
+
+
+def share_of_gpus(spec: Spec, index: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Simulated nodes divide this machine's GPUs among them, as real ones have their own."""
+    if spec.num_nodes == 1 or spec.device == "cpu":
+        return {}
+    gpus = network.visible_gpus(env)
+    share = len(gpus) // spec.num_nodes
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])} if gpus else {}

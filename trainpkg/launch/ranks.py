@@ -1,0 +1,214 @@
+"""The ranks of one node in one generation: their processes, what they report, how they are ended.
+
+Ranks report JSON lines on a unix socket in a private folder. What a rank said before it died is read to the end before
+its death is told, so that an exception is never mistaken for a silent exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainpkg.launch import processes
+from trainpkg.launch.backends import Ended
+from trainpkg.launch.wire import Message
+
+LAST_WORDS_S = 0.3  # for the report's end after a rank's; a forked worker of it may hold the socket open
+MAX_TEXT = 12_000
+MAX_LINES = 20
+_MAX_SOCKET_PATH = 100  # the kernel's limit is 107
+
+
+@dataclass
+class LocalRank:
+    """One rank on this node. `wait_status` None: it lives."""
+
+    rank: int
+    log: Path
+    pid: int | None = None
+    step: int | None = None
+    step_told: int | None = None
+    done: str | None = None
+    raised: bool = False
+    ended: Ended | None = None
+    connected: bool = False
+    silent: asyncio.Event = field(default_factory=asyncio.Event)  # its report has come to its end
+
+
+class Ranks:
+    """Ranks of the generation that runs. `tell` sends a message to the coordinator."""
+
+    def __init__(self, tell: Callable[[Message], None]) -> None:
+        self.tell = tell
+        self.generation = -1
+        self.ranks: dict[int, LocalRank] = {}
+        self.stopping = False
+        self.empty = asyncio.Event()
+        self.empty.set()
+        self.folder = private_folder()
+        self.address = str(self.folder / "report")
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._hear, self.address, limit=256 * 1024, backlog=1024)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def begin(self, generation: int, logs: dict[int, Path]) -> None:
+        """A new generation with these ranks; none of the last one is left."""
+        assert all(rank.ended for rank in self.ranks.values())
+        self.generation, self.stopping = generation, False
+        self.ranks = {number: LocalRank(number, log) for number, log in logs.items()}
+        self.empty.clear()
+
+    def started(self, rank: int, pid: int) -> None:
+        self.ranks[rank].pid = pid
+        if self.stopping:  # the order to end came while it was being born
+            self.signal_all(signal.SIGKILL)
+
+    def steps(self) -> dict[str, int]:
+        """Step counters that moved since the last call."""
+        moved = {str(r.rank): r.step for r in self.ranks.values() if r.step is not None and r.step != r.step_told}
+        for rank in self.ranks.values():
+            rank.step_told = rank.step
+        return moved
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank = None
+        try:
+            while line := await reader.readline():
+                message = json.loads(line)
+                rank = self.ranks[int(message["rank"])]
+                rank.connected = True
+                self._take(rank, message)
+        except (ValueError, KeyError, TypeError, OSError):
+            pass  # a torn last line of a dying rank, or a process that has no business here
+        finally:
+            if rank is not None:
+                rank.silent.set()
+            writer.close()
+
+    def _take(self, rank: LocalRank, message: dict[str, Any]) -> None:
+        event = message["event"]
+        if event == "step":
+            first, rank.step = rank.step is None, int(message["step"])
+            if not first and rank.step != message.get("total"):
+                return  # the heartbeat carries it
+        elif event == "done":
+            rank.done = message["verdict"]
+        elif event == "exception":
+            if rank.raised:
+                return
+            rank.raised = True
+            for key in ("message", "traceback"):
+                message[key] = str(message.get(key, ""))[-MAX_TEXT:]
+        self.tell({**message, "type": "event", "generation": self.generation})
+
+    def ended(self, ended: Ended) -> None:
+        """A rank's process has ended; told once its report is read."""
+        task = asyncio.get_running_loop().create_task(self._tell_end(self.ranks[ended.rank], ended, self.stopping))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_end(self, rank: LocalRank, ended: Ended, stopped: bool) -> None:
+        now = time.monotonic()
+        if rank.connected:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(rank.silent.wait(), LAST_WORDS_S)
+        else:
+            await asyncio.sleep(0.02)  # a connection that is still in the backlog is accepted first
+        rank.ended = ended
+        good = rank.done and ended.exit_code in (0, 75)
+        self.tell(
+            {
+                "type": "ended",
+                "generation": self.generation,
+                "rank": rank.rank,
+                "pid": ended.pid,
+                "exit_code": ended.exit_code,
+                "signal": ended.signal,
+                "step": rank.step,
+                "done": rank.done,
+                "stopped": stopped,
+                "age_s": round(time.monotonic() - now, 4),
+                "last_lines": [] if good else last_lines(rank.log),
+            }
+        )
+        if all(other.ended for other in self.ranks.values()):
+            self.empty.set()
+
+    def forget_unborn(self) -> None:
+        """Ranks that were never started will not end: count them as gone."""
+        for rank in self.ranks.values():
+            if rank.pid is None and rank.ended is None:
+                rank.ended = Ended(rank.rank, 0, None, signal.SIGKILL)
+        if all(rank.ended for rank in self.ranks.values()):
+            self.empty.set()
+
+    def abandon(self) -> None:
+        """Their starter is gone and they died with it: nobody will tell of their ends."""
+        for rank in self.ranks.values():
+            rank.ended = rank.ended or Ended(rank.rank, rank.pid or 0, None, signal.SIGKILL)
+        self.empty.set()
+
+    def signal_all(self, signum: int) -> None:
+        """Send a signal to every living rank: SIGKILL to its whole process group, others to the rank alone."""
+        for rank in self.ranks.values():
+            if rank.pid is None or rank.ended is not None:
+                continue
+            if signum == signal.SIGKILL:
+                processes.kill_group(rank.pid, signum)
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, signum)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, and after the grace SIGKILL, until every rank's end has been told."""
+        self.stopping = True
+        if self.empty.is_set():
+            return
+        self.signal_all(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.empty.wait(), grace_s)
+        while not self.empty.is_set():
+            self.signal_all(signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.empty.wait(), 1.0)
+
+
+def private_folder() -> Path:
+    """A folder that only this user enters, with a path short enough for a socket in it."""
+    for base in (None, "/tmp", "/dev/shm", "."):  # TMPDIR may be long, or absent on this node
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="trainpkg-", dir=base)).resolve()
+        except OSError:
+            continue
+        if len(str(folder)) < _MAX_SOCKET_PATH - len("/report"):
+            return folder
+        folder.rmdir()
+    raise OSError("no folder for a socket: none of TMPDIR, /tmp, /dev/shm can be written")
+
+
+def last_lines(path: Path, count: int = MAX_LINES) -> list[str]:
+    """The last lines of a log, each cut; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_TEXT))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line[:500] for line in text.splitlines()[-count:]]
