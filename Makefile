@@ -1,0 +1,64 @@
+# make demo    set up .venv, train two models on two simulated nodes, evaluate, write tables and plots
+# make test    everything that CI runs: lint, unit, distributed, workflow and (as root) a real Slurm
+# make lint    style, types, layers, generated files, sizes
+#
+# PYTHON=python3.12     the Python that .venv is made from (3.11 or newer)
+# TORCH_INDEX=URL       take torch from this index: the one that pytorch.org's selector shows for CPU or your CUDA
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge iproute2
+
+.PHONY: demo test lint unit distributed workflow cluster packages clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/demo.installed
+	$(BIN)/snakemake
+	@cat results/tables/summary.md
+	@echo "Tables: results/tables  Plots: results/plots  Report: $(BIN)/snakemake --report report.html"
+
+test: lint unit distributed workflow cluster
+
+lint: $(VENV)/test.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/trainpkg schema
+
+unit distributed workflow: $(VENV)/test.installed
+	$(BIN)/python -m pytest tests/$@
+
+cluster: $(VENV)/test.installed packages
+	$(BIN)/python -m pytest tests/$@
+
+# Root installs what the tests' Slurm needs; others are told in one line by the tests themselves.
+packages:
+	@if [ "$$(id -u)" = 0 ] && ! dpkg-query --show $(SLURM_PACKAGES) > /dev/null 2>&1; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(SLURM_PACKAGES); \
+	fi
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Say PYTHON=... to make."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || [ "$$(id -u)" != 0 ] || \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends python3-venv; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || \
+	    { echo "A Debian package is missing: sudo apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(if $(TORCH_INDEX),$(INSTALL) --index-url $(TORCH_INDEX) torch)
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/test.installed: $(VENV)/demo.installed
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) results logs .snakemake
