@@ -15,9 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-RANK = int(os.environ.get("RANK", "-1"))
-
-
 class Report:
     """What runtime/report.py does, in four lines."""
 
@@ -101,6 +98,13 @@ def stop_flag() -> list[int]:
     return asked
 
 
+def meet(folder: Path, rank: int, world: int) -> None:
+    """Wait until all ranks are here, as joining a process group does."""
+    (folder / f"here-{rank}").touch()
+    while not all((folder / f"here-{other}").exists() for other in range(world)):
+        time.sleep(0.005)
+
+
 def steps() -> int:
     """Count to TEST_STEPS at TEST_PACE seconds each, resuming where the last generation or attempt saved."""
     report, asked, bad = Report(), stop_flag(), Bad()
@@ -110,9 +114,10 @@ def steps() -> int:
         leave_grandchildren()
     listen = os.environ.get("TRAINPKG_LISTEN_FD")
     assert (listen is not None) == (rank == 0)
-    report.tell("joined", seconds=0.0, device="cpu")
     saved = Path(told["run_dir"], "saved")
     first = int(saved.read_text()) if saved.exists() else 0
+    meet(Path(told["launch_dir"], os.environ["TRAINPKG_GENERATION"]), rank, world)
+    report.tell("joined", seconds=0.0, device="cpu")
     total, pace = int(os.environ.get("TEST_STEPS", "5")), float(os.environ.get("TEST_PACE", "0.02"))
     print(f"rank {rank} of {world} from step {first}", flush=True)
     verdict, step = "finished", first

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainpkg.launch import processes
 from trainpkg.launch.backends import Ended
-from trainpkg.launch.wire import Message
+from trainpkg.launch.wire import Message, shorten
 
 LAST_WORDS_S = 0.3  # for the report's end after a rank's; a forked worker of it may hold the socket open
 MAX_TEXT = 12_000
@@ -114,8 +114,8 @@ class Ranks:
             if rank.raised:
                 return
             rank.raised = True
-            for key in ("message", "traceback"):
-                message[key] = str(message.get(key, ""))[-MAX_TEXT:]
+            message["message"] = shorten(str(message.get("message", "")), MAX_TEXT)
+            message["traceback"] = shorten(str(message.get("traceback", "")), 2 * MAX_TEXT)
         self.tell({**message, "type": "event", "generation": self.generation})
 
     def ended(self, ended: Ended) -> None:
@@ -211,4 +211,4 @@ def last_lines(path: Path, count: int = MAX_LINES) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    return [line[:500] for line in text.splitlines()[-count:]]
+    return shorten("\n".join(line[:500] for line in text.splitlines()[-count:]), MAX_TEXT).splitlines()

@@ -36,6 +36,13 @@ def encode(message: Message) -> bytes:
     return line
 
 
+def shorten(text: str, limit: int) -> str:
+    """The end of the text, such that its JSON has at most `limit` bytes: escapes make six of one."""
+    while (excess := len(json.dumps(text)) - 2 - limit) > 0:
+        text = text[max(1, excess // 6) :]
+    return text
+
+
 async def receive(reader: asyncio.StreamReader) -> Message | None:
     """The next message, or None at the end of the connection.
 
