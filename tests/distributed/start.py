@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from trainpkg.config import Run
+from trainpkg.runtime import rank
 
 TINY: dict[str, dict[str, Any]] = {
     "digits": {
@@ -69,32 +70,57 @@ def free_port() -> int:
             return port
 
 
+# One process imports torch once and forks all ranks of all tests, as the launcher's fork server does.
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(
+    ["torch", "torch._dynamo", "yaml", "trainpkg.train", "trainpkg.smoke", "trainpkg.runtime.rank", __name__]
+)
+
+
+def _enter(log: str, env: dict[str, str], before: Callable[[], None] | None) -> None:
+    os.setpgid(0, 0)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, path in ((0, os.devnull), (1, log), (2, log)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), number)
+    if before is not None:
+        before()
+    rank.main()
+
+
 @dataclass
 class Ranks:
     """Running ranks of one stage."""
 
     run_dir: Path
-    processes: list[subprocess.Popen[bytes]]
-    logs: list[Path]
+    processes: list[Any] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
 
     def wait(self, timeout_s: float = 60) -> list[int]:
         """Exit statuses; kills all and fails the test after the timeout."""
         end = time.monotonic() + timeout_s
-        try:
-            return [process.wait(max(end - time.monotonic(), 0.1)) for process in self.processes]
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"ranks hang:\n{self.text()}") from None
-        finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
+        for process in self.processes:
+            process.join(max(end - time.monotonic(), 0.1))
+        hanging = [process for process in self.processes if process.exitcode is None]
+        for process in hanging:
+            process.kill()
+            process.join()
+        assert not hanging, f"{len(hanging)} ranks hang:\n{self.text()}"
+        return [process.exitcode for process in self.processes]
 
     def text(self) -> str:
-        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')}" for log in self.logs)
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')}" for log in self.logs if log.exists())
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [report for report in self.reports if report["event"] == name]
+
+    def wait_for_step(self, step: int, timeout_s: float = 60) -> None:
+        end = time.monotonic() + timeout_s
+        while not any(report["step"] >= step for report in self.events("step")):
+            assert time.monotonic() < end, f"step {step} not reached:\n{self.text()}"
+            assert all(process.exitcode is None for process in self.processes), self.text()
+            time.sleep(0.01)
 
 
 def start(
@@ -104,21 +130,19 @@ def start(
     stage: str = "train",
     attempt: int = 1,
     generation: int = 0,
-    command: list[str] | None = None,
-    out: Path | None = None,
     nodes: list[int] | None = None,
+    before: Callable[[], None] | None = None,
     env: dict[str, str] | None = None,
+    plan_changes: dict[str, Any] | None = None,
 ) -> Ranks:
-    """Start `num_ranks` ranks; `nodes` gives the number of ranks per node (default: one node)."""
+    """Start ranks; `nodes` gives their number per node (default: one node), `before` runs first in each rank."""
     nodes = nodes or [num_ranks]
     launch_dir = run_dir / "launch" / str(attempt)
     generation_dir = launch_dir / str(generation)
     generation_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(
-        yaml.safe_dump({**run.model_dump(mode="json"), "fingerprint": run.fingerprint()})
-    )
+    tree = {**run.model_dump(mode="json"), "fingerprint": run.fingerprint()}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(tree))
     port = free_port()
-    places = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
     plan = {
         "world_size": num_ranks,
         "nodes": [
@@ -126,67 +150,49 @@ def start(
         ],
         "master_addr": "127.0.0.1",
         "master_port": port,
+        **(plan_changes or {}),
     }
     (generation_dir / "plan.json").write_text(json.dumps(plan))
-    default_out = run_dir / {"train": "train.json", "evaluate": "evaluation.json", "smoke": "smoke.json"}[stage]
-    spec = {
-        "stage": stage,
-        "run": run.run,
-        "run_dir": str(run_dir),
-        "out": str(out or default_out),
-        "config_path": str(run_dir / "config.yaml"),
-        "attempt": attempt,
-        "launch_dir": str(launch_dir),
-        "code_hash": "0123",
-    }
+    out = run_dir / {"train": "train.json", "evaluate": "evaluation.json", "smoke": "smoke.json"}[stage]
+    spec = {"stage": stage, "run": run.run, "run_dir": str(run_dir), "out": str(out), "attempt": attempt}
+    spec |= {"config_path": str(run_dir / "config.yaml"), "launch_dir": str(launch_dir), "code_hash": "0123"}
     (launch_dir / "spec.json").write_text(json.dumps(spec))
-    ranks = Ranks(run_dir, [], [])
-    address = str(Path(tempfile.mkdtemp(prefix="ranks-")) / "socket")  # pytest's own folders are too deep for a socket
-    _listen(ranks, address)
-    for rank, (node, local) in enumerate(places):
-        log = generation_dir / f"rank-{rank}.log"
-        ranks.logs.append(log)
-        with log.open("ab") as stream:
-            ranks.processes.append(
-                subprocess.Popen(
-                    command or [sys.executable, "-m", "trainpkg.runtime.rank"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=stream,
-                    env={
-                        **os.environ,
-                        "RANK": str(rank),
-                        "LOCAL_RANK": str(local),
-                        "WORLD_SIZE": str(num_ranks),
-                        "LOCAL_WORLD_SIZE": str(nodes[node]),
-                        "NODE_RANK": str(node),
-                        "NUM_NODES": str(len(nodes)),
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(port),
-                        "OMP_NUM_THREADS": "1",
-                        "OPENBLAS_NUM_THREADS": "1",
-                        "TRAINPKG_SPEC": str(launch_dir / "spec.json"),
-                        "TRAINPKG_GENERATION": str(generation),
-                        "TRAINPKG_HOST": f"sim{node}",
-                        "TRAINPKG_DEVICE": "cpu",
-                        "TRAINPKG_DIST_BACKEND": "gloo",
-                        "TRAINPKG_REPORT": address,
-                        **(env or {}),
-                    },
-                )
-            )
+    ranks = Ranks(run_dir)
+    shared = {
+        "WORLD_SIZE": num_ranks,
+        "NUM_NODES": len(nodes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": 1,
+        "TRAINPKG_SPEC": launch_dir / "spec.json",
+        "TRAINPKG_GENERATION": generation,
+        "TRAINPKG_DEVICE": "cpu",
+        "TRAINPKG_DIST_BACKEND": "gloo",
+        "TRAINPKG_REPORT": _listen(ranks),
+        **(env or {}),
+    }
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when the fork server imports torch
+    for number, (node, local) in enumerate((node, i) for node, count in enumerate(nodes) for i in range(count)):
+        own = {"RANK": number, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": nodes[node], "NODE_RANK": node}
+        variables = {**os.environ, **{k: str(v) for k, v in {"TRAINPKG_HOST": f"sim{node}", **own, **shared}.items()}}
+        ranks.logs.append(generation_dir / f"rank-{number}.log")
+        process = _forkserver.Process(target=_enter, args=(str(ranks.logs[-1]), variables, before), daemon=True)
+        process.start()
+        ranks.processes.append(process)
     return ranks
 
 
-def _listen(ranks: Ranks, address: str) -> None:
-    """Collect the ranks' reports, as the node's launcher does."""
+def _listen(ranks: Ranks) -> str:
+    """Collect the ranks' reports, as the node's launcher does; returns the socket's path."""
+    address = str(Path(tempfile.mkdtemp(prefix="ranks-")) / "socket")  # pytest's own folders are too deep for a socket
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(address)
     server.listen(16)
 
     def read(connection: socket.socket) -> None:
         with connection.makefile() as lines:
-            ranks.reports.extend(json.loads(line) for line in lines)
+            for line in lines:
+                ranks.reports.append(json.loads(line))
 
     def accept() -> None:
         while True:
@@ -194,6 +200,7 @@ def _listen(ranks: Ranks, address: str) -> None:
             threading.Thread(target=read, args=(connection,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
+    return address
 
 
 def run_ranks(run: Run, run_dir: Path, num_ranks: int, expect: int = 0, **options: Any) -> Ranks:
@@ -202,3 +209,25 @@ def run_ranks(run: Run, run_dir: Path, num_ranks: int, expect: int = 0, **option
     statuses = ranks.wait()
     assert statuses == [expect] * num_ranks, f"{statuses}\n{ranks.text()}"
     return ranks
+
+
+def weights(run_dir: Path) -> dict[str, Any]:
+    """The exported weights."""
+    from safetensors.torch import load_file
+
+    return load_file(run_dir / "model" / "model.safetensors")
+
+
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl, the last attempt and generation for each kind and step, without times, rates and memory."""
+    last: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        last[record["kind"], record["step"]] = {k: v for k, v in record.items() if k not in VOLATILE}
+    return [last[key] for key in sorted(last)]
+
+
+VOLATILE = {"attempt", "generation", "time_s", "samples_per_second", "tokens_per_second", "step_time_s"} | {
+    "data_time_s",
+    "memory_mb",
+}

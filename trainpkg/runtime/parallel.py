@@ -54,7 +54,7 @@ class Single:
 
     def clip(self, max_norm: float | None) -> Tensor:
         """Scale all gradients to a global norm of at most `max_norm`; returns the norm before, 0-dim, on the device."""
-        gradients = [_local(p.grad) for p in self.module.parameters() if p.grad is not None]
+        gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         norm = self.sum_over_shards(norms.square().sum()).sqrt()
         if max_norm is not None:
@@ -155,5 +155,5 @@ def spread(ctx: RankContext, run: Run, module: nn.Module) -> Single:
     return STRATEGIES[name](ctx, run, module)
 
 
-def _local(gradient: Tensor) -> Tensor:
+def local(gradient: Tensor) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 _ALLOWED = {
+    "pathlib": {"PosixPath"},  # where it was saved; not used
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},
     "torch._utils": {"_rebuild_device"},

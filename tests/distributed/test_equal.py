@@ -1,0 +1,151 @@
+"""The same numbers from every strategy and number of ranks, from interrupted and uninterrupted runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.start import config, records, run_ranks, start, weights
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+
+
+def assert_close(one: dict[str, Any], other: dict[str, Any], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_identical(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One process, the reference of all comparisons."""
+    places = {}
+    for base in ("digits", "gpt"):
+        places[base] = tmp_path_factory.mktemp(f"single-{base}")
+        run_ranks(config(base, strategy="single"), places[base], 1)
+    return places
+
+
+@pytest.mark.parametrize("base", ["digits", "gpt"])
+@pytest.mark.parametrize(
+    ("strategy", "num_ranks", "more"),
+    [
+        ("ddp", 2, {}),
+        ("ddp", 3, {"train__accumulation": 2}),
+        ("fsdp", 2, {"train__accumulation": 2}),
+        ("fsdp", 2, {"train__accumulation": 2, "fsdp__reduce_every_microbatch": False}),
+        ("fsdp", 3, {"fsdp__reshard_after_forward": False}),
+        ("single", 1, {"train__accumulation": 4}),
+    ],
+)
+def test_strategies_equal_one_process(
+    single: dict[str, Path], tmp_path: Path, base: str, strategy: str, num_ranks: int, more: dict[str, Any]
+) -> None:
+    run = config(base, strategy=strategy, **more)
+    run_ranks(run, tmp_path, num_ranks)
+    assert_close(weights(tmp_path), weights(single[base]), 2e-4)
+    for one, other in zip(records(tmp_path), records(single[base]), strict=True):
+        assert one["step"] == other["step"] and one["samples"] == other["samples"]
+        if one["kind"] == "train":
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+            assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-2)
+
+
+def die_at_step_6() -> None:
+    """SIGKILL in the middle of a step, on rank 1 (or the only one)."""
+    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) // 2):
+        from trainpkg.runtime.report import Reporter
+
+        plain = Reporter.step
+
+        def step(self: Reporter, number: int, total: int) -> None:
+            plain(self, number, total)
+            if number == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Reporter.step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("base", "strategy", "num_ranks"),
+    [("digits", "ddp", 3), ("gpt", "fsdp", 2), ("gpt", "ddp", 3), ("digits", "single", 1), ("digits", "fsdp", 3)],
+)
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, base: str, strategy: str, num_ranks: int) -> None:
+    # Dropout on, records of three steps: the save at step 4 lies inside an interval, whose loss sum must go on.
+    run = config(base, strategy=strategy, model__dropout=0.2, logging__every_steps=3, train__max_steps=9)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run_ranks(run, whole, num_ranks)
+    ranks = start(run, killed, num_ranks, before=die_at_step_6)
+    statuses = ranks.wait()
+    assert sorted(statuses)[0] == -signal.SIGKILL and set(statuses) <= {-signal.SIGKILL, 3}, ranks.text()
+    assert all(report["victim"] for report in ranks.events("exception")), ranks.events("exception")
+    again = run_ranks(run, killed, num_ranks, attempt=2)
+    assert "goes on from step-00000004" in again.text()
+    assert_identical(weights(killed), weights(whole))
+    assert records(killed) == records(whole)
+
+
+def test_stop_signal_saves_and_asks_to_be_run_again(tmp_path: Path) -> None:
+    run = config("digits", strategy="ddp", train__max_steps=400, checkpoint__every_steps=1000, model__dropout=0.1)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run_ranks(run, whole, 2)
+    ranks = start(run, stopped, 2)
+    ranks.wait_for_step(5)
+    os.kill(ranks.processes[1].pid, signal.SIGUSR2)
+    assert ranks.wait() == [75, 75], ranks.text()
+    assert {report["verdict"] for report in ranks.events("done")} == {"again"}
+    step = ranks.events("done")[0]["step"]
+    assert 5 <= step < 400 and (stopped / "checkpoints" / f"step-{step:08d}").is_dir()
+    run_ranks(run, stopped, 2, attempt=2)
+    assert_identical(weights(stopped), weights(whole))
+    assert records(stopped) == records(whole)
+
+
+def test_stop_file_stops_all_ranks(tmp_path: Path) -> None:
+    run = config("digits", strategy="ddp", train__max_steps=100_000, checkpoint__every_steps=100_000)
+    ranks = start(run, tmp_path, 2)
+    ranks.wait_for_step(3)
+    (tmp_path / "stop").touch()
+    assert ranks.wait() == [75, 75], ranks.text()
+
+
+@pytest.mark.parametrize(("strategy", "then"), [("ddp", "fsdp"), ("fsdp", "ddp")])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_saved_on_two_ranks_goes_on_on_one_and_three(
+    single: dict[str, Path], tmp_path: Path, strategy: str, then: str, num_ranks: int
+) -> None:
+    run_ranks(config("gpt", strategy=strategy), tmp_path, 2, before=die_after_save_at_4, expect=-signal.SIGKILL)
+    run = config("gpt", strategy="single" if num_ranks == 1 and then == "ddp" else then)
+    again = run_ranks(run, tmp_path, num_ranks, attempt=2)
+    assert "goes on from step-00000004" in again.text()
+    assert_close(weights(tmp_path), weights(single["gpt"]), 2e-4)
+    for one, other in zip(records(tmp_path), records(single["gpt"]), strict=True):
+        loss, other_loss = (record.get("loss") or record["metrics"]["loss"] for record in (one, other))
+        assert loss == pytest.approx(other_loss, rel=1e-3)
+        assert (one["step"], one["samples"]) == (other["step"], other["samples"])
+
+
+def die_after_save_at_4() -> None:
+    """All ranks end as if killed, right after the checkpoint of step 4."""
+    from trainpkg.runtime.checkpoint import Checkpoints
+
+    plain = Checkpoints.maybe_save
+
+    def maybe_save(self: Checkpoints, step: int) -> None:
+        plain(self, step)
+        if step == 4:
+            torch.distributed.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Checkpoints.maybe_save = maybe_save  # type: ignore[method-assign]

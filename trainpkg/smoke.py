@@ -1,0 +1,166 @@
+"""Prove in under a minute that these nodes can train: one check after the other, each by all ranks together.
+
+Every check ends with the same outcome on all ranks, since it is made from what all of them gathered. A rank that never
+answers ends the job before this point, in `distributed`. The result is JSON with a readable table beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainpkg import data, models, tasks
+from trainpkg.config import Run
+from trainpkg.data.order import Order, slice_of_rank
+from trainpkg.errors import UserError
+from trainpkg.runtime import checks, manifest, optim
+from trainpkg.runtime.checkpoint import Checkpoints
+from trainpkg.runtime.checks import Outcome
+from trainpkg.runtime.distributed import RankContext, all_sum, gather_rows
+from trainpkg.runtime.parallel import Single, local, spread
+from trainpkg.runtime.seeding import mix, seed_all
+from trainpkg.runtime.state import RunningLoss, TrainState
+
+NUM_STEPS = 8
+
+
+@dataclass
+class Smoke:
+    """What the checks share."""
+
+    ctx: RankContext
+    run: Run
+    launch_dir: Path
+    trained: tuple[Single, torch.optim.Optimizer] | None = None
+
+
+def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
+    """Run all checks; UserError with one sentence where one fails. Rank 0 writes the result either way."""
+    started, smoke, rows = time.time(), Smoke(ctx, run, Path(spec["launch_dir"])), []
+    proofs: dict[str, Callable[[], Outcome]] = {
+        "places": lambda: checks.places(ctx, smoke.launch_dir),
+        "software": lambda: checks.software(ctx),
+        "reduction": lambda: checks.reduction(ctx),
+        "network": lambda: checks.network(ctx, run.smoke.megabytes),
+        "shared directory": lambda: checks.shared_directory(ctx, smoke.launch_dir),
+        "training": lambda: training(smoke),
+        "checkpoint": lambda: checkpoint(smoke),
+    }
+    failed: tuple[str, str] | None = None
+    for name, prove in proofs.items():
+        began = time.monotonic()
+        try:
+            outcome = prove()
+        except UserError as error:  # a full disk, say: raised by all ranks, so all end here
+            outcome = Outcome(str(error), "", {})
+        seconds = round(time.monotonic() - began, 3)
+        rows.append({"check": name, "ok": outcome.problem is None, "seconds": seconds, "text": outcome.text}
+                    | {"problem": outcome.problem, **outcome.facts})  # fmt: skip
+        if outcome.problem is not None:
+            failed = (name, outcome.problem)
+            break
+    if ctx.is_main:
+        write_result(smoke, Path(spec["out"]), rows, started, failed is None)
+    if failed is not None:
+        raise UserError(f"smoke test failed at '{failed[0]}': {failed[1]}")
+    return "finished"
+
+
+def write_result(smoke: Smoke, out: Path, rows: list[dict[str, Any]], started: float, ok: bool) -> None:
+    """The JSON at `out`, or, for a failure, in the launch directory: Snakemake deletes outputs of failed jobs."""
+    ctx = smoke.ctx
+    table = "\n".join(
+        f"{'ok  ' if r['ok'] else 'FAIL'}  {r['check']:<17} {r['seconds']:7.2f} s  {r['problem'] or r['text']}"
+        for r in rows
+    )
+    ctx.say(table)
+    result = {
+        "ok": ok,
+        "run": smoke.run.run,
+        "world_size": ctx.world_size,
+        "num_nodes": ctx.num_nodes,
+        "strategy": smoke.run.strategy_for(ctx.world_size),
+        "backend": ctx.backend,
+        "device": ctx.device.type,
+        "started": started,
+        "seconds": time.time() - started,
+        "checks": rows,
+    }
+    path = out if ok else smoke.launch_dir / f"{out.stem}.failed.json"
+    manifest.replace_synced(path.with_suffix(".txt"), table + "\n")
+    manifest.replace_synced(path, json.dumps(result, indent=1) + "\n")
+
+
+def training(smoke: Smoke) -> Outcome:
+    """A few steps of the run's own strategy, model and precision on one batch; its loss must fall."""
+    ctx, run = smoke.ctx, smoke.run
+    splits, task = data.build(run, ctx.device), tasks.build(run)
+    strategy, optimizer = _fresh(smoke)
+    batch_size = max(1, min(run.train.global_batch // ctx.world_size, 8))
+    first, count = slice_of_rank(0, batch_size * ctx.world_size, ctx.rank, ctx.world_size)
+    batch = splits.train.batch(Order(splits.train.num_samples, run.seed).indices(first, count))
+    strategy.warm_up(task.loss, batch)
+    losses = []
+    for step in range(NUM_STEPS):
+        with strategy.accumulating(True):
+            with strategy.autocast():
+                loss = task.loss(strategy.model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        strategy.clip(1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(all_sum(ctx, loss.detach().double()).item() / ctx.world_size)
+        ctx.reporter.step(step + 1, NUM_STEPS)
+    falls = statistics.mean(losses[-2:]) < losses[0]
+    text = f"{strategy.name}: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {NUM_STEPS} steps"
+    problem = None if falls else f"the loss of one repeated batch does not fall: {[round(x, 4) for x in losses]}"
+    smoke.trained = strategy, optimizer
+    return Outcome(problem, text, {"losses": losses, "data_digest": splits.digest})
+
+
+def checkpoint(smoke: Smoke) -> Outcome:
+    """Save what was trained, load it into a fresh model, compare every weight and moment."""
+    ctx, run, folder = smoke.ctx, smoke.run, smoke.launch_dir / f"checkpoint-{smoke.ctx.generation}"
+    assert smoke.trained is not None, "training comes first"
+    strategy, optimizer = smoke.trained
+    state = TrainState(step=NUM_STEPS)
+    began = time.monotonic()
+    Checkpoints(ctx, folder, run, strategy, optimizer, state, RunningLoss(ctx.device)).save(NUM_STEPS)
+    save_s = time.monotonic() - began
+    again, optimizer_again = _fresh(smoke)
+    found = Checkpoints(ctx, folder, run, again, optimizer_again, TrainState(), RunningLoss(ctx.device)).load_latest()
+    load_s = time.monotonic() - began - save_s
+    pairs = zip(_tensors(strategy, optimizer), _tensors(again, optimizer_again), strict=True)
+    num_wrong = sum(not torch.equal(one, other) for one, other in pairs)
+    wrong = {rank: int(row[0]) for rank, row in enumerate(gather_rows(ctx, [num_wrong])) if row[0]}
+    if ctx.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+    problem = f"tensors differ after loading {found}: number per rank {wrong}" if wrong or found is None else None
+    return Outcome(
+        problem, f"saved in {save_s:.2f} s, loaded in {load_s:.2f} s, equal", {"save_s": save_s, "load_s": load_s}
+    )
+
+
+def _fresh(smoke: Smoke) -> tuple[Single, torch.optim.Optimizer]:
+    seed_all(mix("weights", smoke.run.seed))
+    strategy = spread(smoke.ctx, smoke.run, models.build(smoke.run.model))
+    config = smoke.run.optim.model_copy(update={"lr": min(smoke.run.optim.lr, 1e-3)})
+    return strategy, optim.build(config, strategy.module)
+
+
+def _tensors(strategy: Single, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """This rank's part of weights and moments."""
+    found = []
+    for parameter in strategy.module.parameters():
+        state = optimizer.state[parameter]
+        found += [local(parameter.detach()), local(state["exp_avg"]), local(state["exp_avg_sq"])]
+    return found
