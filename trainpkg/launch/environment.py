@@ -24,11 +24,13 @@ def for_imports(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> dict[st
 def num_threads(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> int:
     """CPUs of this process over the ranks that share them; never more than OMP_NUM_THREADS says.
 
+    Where Slurm binds no task to CPUs, the process may use all of the node's; what was asked of Slurm is the share then.
     Snakemake exports its `threads` as OMP_NUM_THREADS, which is meant for all ranks of the node together, so the
     variable is an upper bound; `launch.env` has the last word.
     """
     sharing = max(1, facts.num_ranks) * (spec.num_nodes if spec.where == "local" else 1)
-    share = max(1, facts.num_cpus // sharing)
+    num_cpus = min(facts.num_cpus, spec.cpus_per_task) if spec.where == "slurm" else facts.num_cpus
+    share = max(1, num_cpus // sharing)
     given = env.get("OMP_NUM_THREADS", "")
     return min(share, int(given)) if given.isdigit() and int(given) > 0 else share
 

@@ -64,7 +64,8 @@ def gather(spec: Spec, index: int, env: Mapping[str, str]) -> NodeFacts:
     try:
         gpus = chosen_gpus(spec, network.visible_gpus(env))
         device = ("cuda" if gpus else "cpu") if spec.device == "auto" else spec.device
-        num_ranks = count_ranks(spec, index, device, gpus)
+        granted = gpus if spec.where == "slurm" and env.get("CUDA_VISIBLE_DEVICES") else []
+        num_ranks = count_ranks(spec, index, device, gpus if device == "cuda" else granted)
     except UserError as error:
         trouble = str(error)
     return NodeFacts(
@@ -98,10 +99,13 @@ def chosen_gpus(spec: Spec, visible: list[str]) -> list[str]:
 
 
 def count_ranks(spec: Spec, index: int, device: str, gpus: Sequence[str]) -> int:
-    """Ranks of this node: what was asked, else one per GPU, else one. Raises UserError where GPUs are missing."""
+    """Ranks of this node: what was asked, else one per GPU (also one that Slurm granted a CPU run), else one.
+
+    Raises UserError where GPUs are missing.
+    """
     asked = spec.gpus_per_node[index] if spec.gpus_per_node and index < len(spec.gpus_per_node) else None
     if device != "cuda":
-        return asked or (len(spec.devices) if spec.devices else 1)
+        return asked or len(spec.devices or gpus) or 1
     if len(gpus) < (asked or 1):
         raise UserError(
             f"{len(gpus)} GPUs are visible where launch.gpus_per_node = {asked or 'all'} asks for {asked or 'some'}; "
