@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from trainpkg.tables.collect import Expected
@@ -62,6 +63,17 @@ def lines(records: Iterable[Mapping[str, Any]]) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in records)
 
 
+def row(table: pd.DataFrame, run: str) -> dict[str, Any]:
+    """A run's row with None for gaps."""
+    found = table[table["run"] == run]
+    assert len(found) == 1
+    return {key: None if pd.isna(value) else value for key, value in found.iloc[0].items()}
+
+
+def has(row: dict[str, Any], **wanted: Any) -> None:
+    assert {key: row[key] for key in wanted} == wanted
+
+
 class Tree:
     """A results directory; each method writes one file of a run and returns the tree."""
 
@@ -97,9 +109,9 @@ class Tree:
         **facts: Any,
     ) -> Tree:
         """attempt.json (without an end if `hours` is None) and the plan of generation 0 (none if `ranks` is 0)."""
-        document = {"stage": "train", "slurm_job_id": f"7{number}", "host": "n1", "start_unix_s": start_s, **facts}
+        document = {"stage": "train", "slurm_job_id": f"7{number}", "host": "n1", "start": start_s, **facts}
         if hours is not None:
-            document |= {"end_unix_s": start_s + 3600 * hours, "verdict": verdict}
+            document |= {"end": start_s + 3600 * hours, "verdict": verdict}
         if ranks:
             nodes = [{"host": "n1", "index": 0, "rank_offset": 0, "num_ranks": ranks}]
             self.json(run, f"launch/{number}/0/plan.json", {"world_size": ranks, "nodes": nodes})
@@ -110,8 +122,9 @@ class Tree:
         name = one.run
         train = {
             "run": name, "recipe": one.recipe, "fingerprint": one.fingerprint, "status": "finished",
-            "world_size": ranks, "num_nodes": 1, "strategy": one.config["strategy"] or ("ddp" if ranks > 1 else "single"), "device": "cpu",
-            "steps": 40, "train_time_s": 20.0, "num_parameters": 1000, "final": {"loss": 0.25},
+            "world_size": ranks, "num_nodes": 1, "device": "cpu",
+            "strategy": one.config["strategy"] or ("ddp" if ranks > 1 else "single"),
+            "steps": 40, "train_time_s": 20.0, "num_parameters": 1000, "final": {"train_loss": 0.25, "loss": 0.4},
             "best": {"metric": "accuracy", "mode": "max", "value": 0.9, "step": 40}, "memory_mb": 210.0, **facts,
         }  # fmt: skip
         self.config(one).metrics(name, records).attempt(name, 1, "finished", NOW_S - 7200, 1.0, ranks, status=0)

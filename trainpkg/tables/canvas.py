@@ -18,7 +18,9 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # Okabe and Ito's colours, told apart under every colour blindness; their yellow, too pale on paper, is a grey here.
@@ -28,16 +30,17 @@ DASHES: tuple[Any, ...] = ("solid", (0, (6, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1
 INK, FAINT = "#222222", "#BBBBBB"
 MAX_LINES = len(COLOURS)
 MAX_LABEL = 34
+FONT_SIZE = 8
 STYLE = {
-    "svg.hashsalt": "trainpkg", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 8,
+    "svg.hashsalt": "trainpkg", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": FONT_SIZE,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.grid": True,
     "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "lines.linewidth": 1.4, "xtick.color": INK, "ytick.color": INK,
     "text.color": INK,
 }  # fmt: skip
 
-# Inches. The margin for labels fits the longest of a figure, at the width of an average letter.
-PANEL_WIDTH, PANEL_HEIGHT, LEFT, BOTTOM, ABOVE, HEADING, LETTER, LINE = 3.7, 2.4, 0.75, 0.55, 0.42, 0.38, 0.068, 0.15
+# Inches.
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, BOTTOM, ABOVE, HEADING, LINE = 3.7, 2.4, 0.75, 0.55, 0.42, 0.38, 0.15
 # Where the sample of a line and its label begin, in widths of the panel.
 SAMPLE, LABEL = (1.03, 1.085), 1.1
 
@@ -75,14 +78,14 @@ def arrange(figure: Figure, ends: Sequence[Sequence[End]]) -> None:
     """Label the ends of each panel's lines, and lay the panels out in one or two columns. Call it last."""
     for ax, its in zip(figure.axes, ends, strict=True):
         label_ends(ax, its)
-    letters = max((min(len(end.text), MAX_LABEL) for its in ends for end in its), default=0)
-    margin = (LABEL - 1) * PANEL_WIDTH + LETTER * letters + 0.2
+    longest = max((width_of(shortened(end.text, MAX_LABEL)) for its in ends for end in its), default=0.0)
+    margin = (LABEL - 1) * PANEL_WIDTH + longest + 0.2
     num_columns = 1 if len(ends) == 1 else 2
     num_rows = -(-len(ends) // num_columns)
     cell_width, cell_height = LEFT + PANEL_WIDTH + margin, BOTTOM + PANEL_HEIGHT + ABOVE
     lines = figure.texts[1].get_text().split("\n")
     heading = HEADING + len(lines) * LINE
-    width = max(num_columns * cell_width, LETTER * max(map(len, lines)) + 0.3)
+    width = max(num_columns * cell_width, max(map(width_of, lines)) + 0.3)
     height = num_rows * cell_height + heading
     figure.set_size_inches(width, height)
     for text, below in zip(figure.texts, (0.12, 0.34), strict=True):
@@ -91,6 +94,13 @@ def arrange(figure: Figure, ends: Sequence[Sequence[End]]) -> None:
         row, column = divmod(index, num_columns)
         left, bottom = column * cell_width + LEFT, height - heading - (row + 1) * cell_height + BOTTOM
         ax.set_position((left / width, bottom / height, PANEL_WIDTH / width, PANEL_HEIGHT / height))
+
+
+def width_of(text: str) -> float:
+    """Width in inches of text in our font and size."""
+    font = FontProperties(family="DejaVu Sans", size=FONT_SIZE)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width) / 72
 
 
 def empty(heading: str, sentence: str, x_label: str, y_label: str) -> Figure:

@@ -92,7 +92,8 @@ def _read_run(path: Path, expected: Expected, in_sheet: bool) -> RunFiles:
     if not os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises where a parent may not be searched)
         return replace(nothing, notes=("no directory but a file",)) if os.path.lexists(path) else nothing
     notes: list[str] = []
-    train = _read_json(path / "train.json", notes)
+    # Snakemake deletes outputs before it runs a rule anew; the copy beside them keeps what was finished.
+    train = _read_json(path / "train.json", notes) or _read_json(path / "finished.json", notes)
     own = _read_config(path / "config.yaml", notes)
     holds = (train or {}).get("fingerprint") or own.get("fingerprint")
     if expected.fingerprint is not None and holds is not None and holds != expected.fingerprint:

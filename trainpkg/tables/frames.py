@@ -121,7 +121,7 @@ def attempts_table(runs: Sequence[RunFiles]) -> pd.DataFrame:
         "num_nodes": "Int64", "world_size": "Int64", "start_utc": "string", "end_utc": "string",
         "duration_s": "float64", "gpu_hours": "float64", "num_generations": "Int64", "num_failures": "Int64",
         "step_first": "Int64", "step_last": "Int64", "steps_gained": "Int64", "verdict": "string",
-        "exit_status": "Int64", "cause": "string",
+        "exit_status": "Int64", "run_again": "boolean", "cause": "string",
     }  # fmt: skip
     return frame(rows, types)
 
@@ -129,7 +129,7 @@ def attempts_table(runs: Sequence[RunFiles]) -> pd.DataFrame:
 def attempt_row(one: RunFiles, attempt: Attempt) -> dict[str, Any]:
     """What one launch was, cost and came to. Without a recorded end, the lock's last beat is the last sign of life."""
     facts = attempt.facts
-    start, end = number(facts.get("start_unix_s")), number(facts.get("end_unix_s"))
+    start, end = number(facts.get("start")), number(facts.get("end"))
     is_last = attempt is one.attempts[-1]
     until = one.lock.beat_unix_s if math.isnan(end) and is_last and one.lock is not None else end
     duration = until - start
@@ -154,6 +154,7 @@ def attempt_row(one: RunFiles, attempt: Attempt) -> dict[str, Any]:
         "steps_gained": last - first if first is not None and last is not None else None,
         "verdict": text(facts.get("verdict")),
         "exit_status": whole(facts.get("status")),
+        "run_again": facts.get("run_again") if isinstance(facts.get("run_again"), bool) else None,
         "cause": cause_of(attempt),
     }
 

@@ -59,6 +59,8 @@ def _loss(runs: pd.DataFrame, steps: pd.DataFrame, over: str, heading: str) -> F
         return canvas.empty(heading, NOTHING, "optimizer step" if over == "step" else "training time", "training loss")
     titles = [f"{recipe} ({len(its)} run{'' if len(its) == 1 else 's'})" for recipe, its in curves.items()]
     explanation = "Each record is the mean loss over all ranks since the record before it."
+    if any(len(its) > MAX_LINES for its in curves.values()):
+        explanation += "\nOf more than 8 runs: the median and the middle 80 %, as far as half of them got."
     figure, axes = canvas.panels(heading, explanation, titles)
     ends = []
     for ax, its in zip(axes, curves.values(), strict=True):

@@ -58,8 +58,9 @@ class Metrics:
 
     def last_generation(self) -> NDArray[np.bool_]:
         """Which train records the newest (attempt, generation) wrote."""
-        order = self.column("attempt") * LARGEST_INT + self.column("generation")
-        newest: NDArray[np.bool_] = order == order.max(initial=-1.0)
+        attempts, generations = self.column("attempt"), self.column("generation")
+        last = attempts == attempts.max(initial=-1.0)
+        newest: NDArray[np.bool_] = last & (generations == generations[last].max(initial=-1.0))
         return newest
 
 

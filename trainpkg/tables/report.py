@@ -62,15 +62,14 @@ def _recipe(name: str, runs: pd.DataFrame) -> list[str]:
         value = f"{row['best_metric_name']} {_text(row['best_metric'])} at step {_text(row['best_step'])}"
         parts.append(f"Best: **{row['run']}**, {value} ({among}).")
     shown = runs.head(MAX_ROWS)
-    cells = pd.DataFrame(
-        {heading: [_cell(row, key) for _, row in shown.iterrows()] for key, heading in HEADINGS.items()}
-    )
+    rows = shown.to_dict("records")
+    cells = pd.DataFrame({heading: [_cell(row, key) for row in rows] for key, heading in HEADINGS.items()})
     varied = _varied(runs)
     for position, key in enumerate(varied, start=1):
-        cells.insert(position, key, [_text(value) for value in shown[key]])
-    kept = [column for column in cells.columns if (cells[column] != "").any()]
+        cells.insert(position, key, [_text(value) for value in shown[key]], allow_duplicates=True)
+    cells = cells.loc[:, (cells != "").any()]
     # tabulate would read `1e-05` and run names such as `007` as numbers and reformat them.
-    parts.append(cells[kept].to_markdown(index=False, disable_numparse=True))
+    parts.append(cells.to_markdown(index=False, disable_numparse=True))
     if len(runs) > MAX_ROWS:
         parts.append(f"… and {len(runs) - MAX_ROWS} more in runs.csv.")
     return parts
@@ -98,7 +97,7 @@ def _varied(runs: pd.DataFrame) -> list[str]:
     return [name for name in config if runs[name].nunique(dropna=False) > 1][:4]
 
 
-def _cell(row: pd.Series[Any], key: str) -> str:
+def _cell(row: Mapping[Any, Any], key: str) -> str:
     if key == "progress":
         step, of = _text(row["step"]), _text(row["max_steps"])
         return f"{step}/{of}" if step and of else step
@@ -107,7 +106,7 @@ def _cell(row: pd.Series[Any], key: str) -> str:
         return f"{row['best_metric_name']} {value}" if value else ""
     if key == "evaluated":
         for name in ("eval_accuracy", "eval_bits_per_byte", "eval_loss"):
-            if name in row.index and _text(row[name]):
+            if _text(row.get(name)):
                 return f"{name[5:]} {_text(row[name])}"
         return ""
     return _text(row[key])
@@ -117,4 +116,4 @@ def _text(value: Any) -> str:
     """A cell for reading: four digits of a real number, nothing for a gap."""
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")

@@ -58,14 +58,15 @@ def runs_table(runs: Sequence[RunFiles], now_s: float) -> pd.DataFrame:
             "scaling_kind": its.kind, "scaling_series": its.series, "scaling_base_world_size": its.base_world_size,
             "scaling_efficiency_percent": its.efficiency_percent,
         })  # fmt: skip
-    for one, row in zip(runs, rows, strict=True):
-        row.update({key: value for key, value in one.config.items() if key not in row})
     metrics = metric_order({name[5:] for row in rows for name in row if name.startswith("eval_")} - {"source", "step"})
     types = {**BEFORE_CONFIG, **OUTCOME, **{f"eval_{name}": "float64" for name in metrics}, **COST}
-    table = frame(rows, types)
-    config = sorted({key for one in runs for key in one.config}.difference(types).union(_strategy_column(runs)))
+    # A directory may hold any config: a key named like a column of ours gives way to it.
+    keys = {key for one in runs for key in one.config if key not in types and not key.startswith("eval_")}
+    for one, row in zip(runs, rows, strict=True):
+        row.update({key: value for key, value in one.config.items() if key in keys and key != "strategy"})
+    config = sorted(keys.union(_strategy_column(runs)))
     order = [*BEFORE_CONFIG, *config, *OUTCOME, *(f"eval_{name}" for name in metrics), *COST]
-    return table[order]
+    return frame(rows, types)[order]
 
 
 def short_columns(table: pd.DataFrame) -> list[str]:
@@ -93,7 +94,7 @@ def status_of(one: RunFiles, now_s: float) -> tuple[str, str | None]:
         return ("running" if beating else "absent"), None
     last = one.attempts[-1]
     verdict = last.facts.get("verdict")
-    if math.isnan(number(last.facts.get("end_unix_s"))):
+    if math.isnan(number(last.facts.get("end"))):
         return ("running", None) if beating else ("failed", f"no end was recorded of attempt {last.number}")
     if verdict == "again":
         return "running", None
@@ -125,7 +126,7 @@ def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
         "status": status,
         "in_sheet": one.in_sheet,
         **({"strategy": strategy} if one.config or strategy else {}),
-        "device": text(train.get("device")) or _known_device(one.config),
+        "device": text(train.get("device")) or (text(last.plan.get("device")) if last else None) or _device_asked(one),
         "world_size": ranks,
         "num_nodes": nodes,
         "num_parameters": whole(train.get("num_parameters")),
@@ -147,8 +148,8 @@ def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
     }
 
 
-def _known_device(config: Mapping[str, Any]) -> str | None:
-    device = text(config.get("launch.device"))
+def _device_asked(one: RunFiles) -> str | None:
+    device = text(one.config.get("launch.device"))
     return None if device == "auto" else device
 
 
@@ -166,7 +167,8 @@ def _progress(metrics: Metrics, train: Mapping[str, Any]) -> dict[str, Any]:
     steps, losses = metrics.column("step")[newest], metrics.column("loss")[newest]
     return {
         "step": whole(train.get("steps")) if "steps" in train else (int(steps[-1]) if len(steps) else None),
-        "final_loss": number(final.get("loss")) if "loss" in final else (losses[-1] if len(losses) else None),
+        # `loss` beside it is the held-out one.
+        "final_loss": number(final["train_loss"]) if "train_loss" in final else (losses[-1] if len(losses) else None),
         "best_metric_name": text(best.get("metric")),
         "best_metric_mode": text(best.get("mode")),
         "best_metric": number(best.get("value")),
@@ -180,10 +182,10 @@ def _evaluation(one: RunFiles) -> dict[str, Any]:
     """The metrics of evaluation.json (`eval_source` evaluate), else those of training's last evaluation (train)."""
     if one.evaluation is not None:
         step = whole(one.evaluation.get("step"))
-        return {"eval_source": "evaluate", "eval_step": step, **eval_columns(final_metrics(one))}
+        return {**eval_columns(final_metrics(one)), "eval_source": "evaluate", "eval_step": step}
     if one.metrics.evals:
         last = max(one.metrics.evals, key=lambda record: (record.attempt, record.generation, record.step))
-        return {"eval_source": "train", "eval_step": last.step, **eval_columns(last.metrics)}
+        return {**eval_columns(last.metrics), "eval_source": "train", "eval_step": last.step}
     return {}
 
 
