@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_tree import NOW_S, Tree, evaluation, expected, has, lines, record, row
 
-from trainpkg.tables.summarise import render, summarise
+from trainpkg.tables.summarise import Tables, render, summarise
 
 GOOD = lines([record(10, 2.0)])
 SECOND = "metrics.jsonl: 1 bad, first in line 2"
@@ -44,31 +44,46 @@ DAMAGED: dict[str, tuple[bytes, int, int, int, str | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "kept", "bad", "nonfinite", "note"), DAMAGED.values(), ids=DAMAGED)
-def test_damaged_metrics(tmp_path: Path, content: bytes, kept: int, bad: int, nonfinite: int, note: str | None) -> None:
-    Tree(tmp_path).config(expected("a")).raw("a", "metrics.jsonl", content)
-    tables = summarise(tmp_path, [expected("a")], NOW_S)
-    has(row(tables.runs, "a"), num_records=kept, num_bad_records=bad, num_nonfinite_records=nonfinite, notes=note)
-    render(tables)
-
-
 DOCUMENTS = {
     "empty": b"", "torn": b'{"status": "fin', "list": b"[]", "latin-1": b'{"status": "\xe9"}', "null": b"null",
     "nested": b"[" * 100_000,
 }  # fmt: skip
+NAMES = ("train.json", "evaluation.json", "launch/1/attempt.json", "launch/1/0/plan.json", "launch/1/0/failure.json",
+         "config.yaml", "lock")  # fmt: skip
 
 
-@pytest.mark.parametrize("content", DOCUMENTS.values(), ids=DOCUMENTS)
-@pytest.mark.parametrize("name", ["train.json", "evaluation.json", "launch/1/attempt.json", "launch/1/0/plan.json",
-                                  "launch/1/0/failure.json", "config.yaml", "lock"])  # fmt: skip
-def test_damaged_documents_are_noted_and_never_fatal(tmp_path: Path, name: str, content: bytes) -> None:
-    tree = Tree(tmp_path).finished(expected("a"), [record(10, 1.0)])
-    tree.raw("a", name, content)
-    tables = summarise(tmp_path, [expected("a"), expected("b")], NOW_S)
-    render(tables)
-    notes = row(tables.runs, "a")["notes"]
-    # A lock says nothing once its run has finished, and nulls of JSON are letters to YAML.
-    assert name == "lock" or f"{Path(name).name} is unreadable" in notes
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """All damage at once, one run each: a damaged run must not touch the others either."""
+    results = tmp_path_factory.mktemp("damaged")
+    tree, sheet = Tree(results), []
+    for number, (content, *_) in enumerate(DAMAGED.values()):
+        sheet.append(expected(f"metrics{number}"))
+        tree.config(sheet[-1]).raw(f"metrics{number}", "metrics.jsonl", content)
+    for name in NAMES:
+        for kind, content in DOCUMENTS.items():
+            sheet.append(expected(f"{Path(name).stem}-{kind}"))
+            tree.finished(sheet[-1], [record(10, 1.0)]).raw(sheet[-1].run, name, content)
+    found = summarise(results, sheet, NOW_S)
+    assert set(render(found)) >= {"runs.csv", "summary.md"}
+    return found
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_metrics(tables: Tables, kind: str) -> None:
+    _, kept, bad, nonfinite, note = DAMAGED[kind]
+    its = row(tables.runs, f"metrics{list(DAMAGED).index(kind)}")
+    has(its, num_records=kept, num_bad_records=bad, num_nonfinite_records=nonfinite, notes=note)
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_document_costs_what_stood_in_it_and_no_more(tables: Tables, name: str, kind: str) -> None:
+    its = row(tables.runs, f"{Path(name).stem}-{kind}")
+    # Without train.json the attempt's own word is not taken.
+    has(its, status="failed" if name == "train.json" else "finished", num_records=1, samples_per_second=128.0)
+    # A lock says nothing once its run has finished.
+    assert name == "lock" or f"{Path(name).name} is unreadable" in its["notes"]
 
 
 def test_directories_in_place_of_files_and_odd_names_are_never_fatal(tmp_path: Path) -> None:
