@@ -9,11 +9,13 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
 
 class Report:
     """What runtime/report.py does, in four lines."""
@@ -98,11 +100,34 @@ def stop_flag() -> list[int]:
     return asked
 
 
-def meet(folder: Path, rank: int, world: int) -> None:
-    """Wait until all ranks are here, as joining a process group does."""
-    (folder / f"here-{rank}").touch()
-    while not all((folder / f"here-{other}").exists() for other in range(world)):
-        time.sleep(0.005)
+class Together:
+    """Ranks in step without a process group: counters in one file. No rank is more than a step ahead of another."""
+
+    def __init__(self, folder: Path, rank: int, world: int, asked: list[int]) -> None:
+        self.file = os.open(folder / "steps", os.O_RDWR | os.O_CREAT)
+        self.rank, self.world, self.asked = rank, world, asked
+
+    def wait(self, value: int) -> None:
+        """Until all ranks have come to `value`. A peer that died is never awaited for ever: SIGTERM ends a victim."""
+        os.pwrite(self.file, struct.pack("q", value), 8 * self.rank)
+        end = None
+        while True:
+            raw = os.pread(self.file, 8 * self.world, 0)
+            if len(raw) == 8 * self.world and min(struct.unpack(f"{self.world}q", raw)) >= value:
+                return
+            if signal.SIGTERM in self.asked:
+                end = end or time.monotonic() + 0.3
+                if time.monotonic() > end:
+                    os._exit(3)
+            time.sleep(0.002)
+
+    def stop_step(self, step: int) -> int:
+        """The step at which all stop, as rank 0 has decided; a large number when it has not."""
+        place = 8 * (self.world + 1)
+        if self.rank == 0 and self.asked and not os.pread(self.file, 8, place):
+            os.pwrite(self.file, struct.pack("q", step + 2), place)
+        raw = os.pread(self.file, 8, place)
+        return struct.unpack("q", raw)[0] if raw else 1 << 60
 
 
 def steps() -> int:
@@ -116,14 +141,16 @@ def steps() -> int:
     assert (listen is not None) == (rank == 0)
     saved = Path(told["run_dir"], "saved")
     first = int(saved.read_text()) if saved.exists() else 0
-    meet(Path(told["launch_dir"], os.environ["TRAINPKG_GENERATION"]), rank, world)
+    together = Together(Path(told["launch_dir"], os.environ["TRAINPKG_GENERATION"]), rank, world, asked)
+    together.wait(1)
     report.tell("joined", seconds=0.0, device="cpu")
     total, pace = int(os.environ.get("TEST_STEPS", "5")), float(os.environ.get("TEST_PACE", "0.02"))
     print(f"rank {rank} of {world} from step {first}", flush=True)
     verdict, step = "finished", first
     try:
         while step < total:
-            if asked and step > int(os.environ.get("TEST_STOP_BEFORE", "-1")):
+            together.wait(step + 1)
+            if step >= together.stop_step(step):
                 verdict = "again"
                 break
             step += 1
@@ -133,16 +160,15 @@ def steps() -> int:
             if rank == 0:
                 saved.with_suffix(".new").write_text(str(step))
                 saved.with_suffix(".new").replace(saved)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         text = f"Traceback: {error!r}"
         is_user = isinstance(error, ValueError)
         report.tell("exception", type=type(error).__name__, message=str(error), traceback=text, step=step,
                     victim=False, user_error=is_user)  # fmt: skip
         return 2 if is_user else 1
     if rank == 0 and verdict == "finished":
-        environment = {name: value for name, value in os.environ.items()}
         Path(told["out"]).write_text(json.dumps({"fingerprint": os.environ.get("TEST_FINGERPRINT"), "steps": step,
-                                                 "environment": environment}))  # fmt: skip
+                                                 "environment": dict(os.environ)}))  # fmt: skip
     report.tell("done", verdict=verdict, step=step)
     return 0 if verdict == "finished" else 75
 
@@ -180,7 +206,7 @@ def gloo() -> int:
             report.tell("step", step=step, total=last)
             if rank == 0:
                 saved.write_text(str(step))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         victim = "peer" in str(error)
         report.tell("exception", type=type(error).__name__, message=str(error), traceback=repr(error), step=step,
                     victim=victim, user_error=False)  # fmt: skip

@@ -57,7 +57,7 @@ class Calls:
 
     started: Callable[[int, int], None]  # rank, pid
     ended: Callable[[Ended], None]
-    failed: Callable[[str], None]  # the starter itself is gone
+    failed: Callable[[str, int | None], None]  # the starter itself is gone: why, by which signal
 
 
 class Starter(Protocol):
@@ -98,6 +98,7 @@ class ForkStarter:
         ours.setblocking(False)
         self.control = ours
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # it may never be asked for
         asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
 
     @property
@@ -147,8 +148,8 @@ class ForkStarter:
         text = f"the fork server ended by {signal.Signals(signum).name if signum else f'exit {code}'}"
         if not self._ready.done():
             self._ready.set_exception(StartFailed(text))
-        else:
-            self.calls.failed(text)
+        elif self._ready.exception() is None:  # else it has said why, and started nothing
+            self.calls.failed(text, signum)
 
     def close(self) -> None:
         if self.control.fileno() >= 0:

@@ -97,7 +97,7 @@ def rank_record(ended: dict[str, Any], node: int, host: str, time_s: float) -> R
         step=raised.get("step") if raised.get("step") is not None else ended.get("step"),
         exit_code=ended.get("exit_code"),
         signal=ended.get("signal"),
-        type=str(raised.get("type", "")),
+        type=str(raised.get("error_type", "")),
         message=str(raised.get("message", "")),
         traceback=str(raised.get("traceback", "")),
         last_lines=tuple(ended.get("last_lines") or ()),
@@ -185,4 +185,4 @@ def _what(cause: Record) -> str:
         return f"lost a peer {when}, and no rank was seen to fail first: {text or 'no message'}"
     if cause.kind == "stopped":
         return f"was stopped {when}"
-    return text + (f", killed by {signal_name(cause.signal)}" if cause.signal is not None else "")
+    return text

@@ -85,7 +85,9 @@ class Generation:
     def _explained(self, record: Record) -> Record:
         if record.kind != "node_lost":
             return record
-        return dataclasses.replace(record, signal=self.node_signal(record.node))
+        signum = self.node_signal(record.node)
+        killed = "" if signum is None else f", killed by {failure.signal_name(signum)}"
+        return dataclasses.replace(record, signal=signum, message=record.message + killed)
 
     def _host(self, node: int) -> str:
         return self.plan.nodes[node].host
@@ -105,7 +107,8 @@ class Generation:
         elif kind == "ended":
             self._ended(self.ranks[message["rank"]], message, now_s - float(message.get("age_s", 0.0)))
         elif kind == "start_failed":
-            self._record("start", node, self._host(node), now_s, message["message"], message.get("details", ""))
+            details, signum = message.get("details", ""), message.get("signal")
+            self._record("start", node, self._host(node), now_s, message["message"], details, signum)
         elif kind == "stopped":
             self.stopped.add(node)
             if message.get("left"):
@@ -146,12 +149,17 @@ class Generation:
         rank.ended_s = time_s
         spoken = {"exception": rank.ended["exception"]} if rank.ended.get("exception") else {}
         rank.done = rank.done or message.get("done")
-        rank.ended = message | spoken | {"step": rank.step if rank.step is not None else message.get("step")}
+        if message.get("step") is not None:  # newer than the last heartbeat
+            self._step(rank, message["step"], time_s)
+        rank.ended = message | spoken | {"step": rank.step}
         if failure.rank_record(rank.ended, rank.node, "", time_s) is not None:
             self._fail(time_s)
 
-    def _record(self, kind: str, node: int, host: str, now_s: float, message: str, details: str = "") -> None:
-        self.records.append(Record(kind, node, host, now_s, message=message, traceback=details, step=self.step_last))
+    def _record(
+        self, kind: str, node: int, host: str, now_s: float, text: str, details: str = "", signum: int | None = None
+    ) -> None:
+        step = self.step_last
+        self.records.append(Record(kind, node, host, now_s, message=text, traceback=details, step=step, signal=signum))
         self._fail(now_s)
 
     def node_lost(self, node: int, facts: NodeFacts, now_s: float) -> None:

@@ -227,11 +227,11 @@ class Node:
         left = processes.kill_descendants(self.starter.helpers)
         self.tell({"type": "stopped", "generation": message["generation"], "left": left})
 
-    def _starter_gone(self, why: str) -> None:
+    def _starter_gone(self, why: str, signum: int | None) -> None:
         self.say(why)
         self.ranks.abandon()
-        text = f"lost all its ranks: {why}"
-        self.tell({"type": "start_failed", "generation": self.ranks.generation, "message": text})
+        failed = {"message": f"lost all its ranks: {why}", "signal": signum}
+        self.tell({"type": "start_failed", "generation": self.ranks.generation, **failed})
         self.starter = make_starter(self.spec, self.base_env, self.calls)
 
     async def _clean_up(self, grace_s: float) -> None:

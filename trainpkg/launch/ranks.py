@@ -114,6 +114,7 @@ class Ranks:
             if rank.raised:
                 return
             rank.raised = True
+            message["error_type"] = str(message.pop("type", ""))  # on the wire, `type` is the kind of message
             message["message"] = shorten(str(message.get("message", "")), MAX_TEXT)
             message["traceback"] = shorten(str(message.get("traceback", "")), 2 * MAX_TEXT)
         self.tell({**message, "type": "event", "generation": self.generation})
