@@ -38,7 +38,7 @@ def test_restarts_run_out(tmp_path: Path) -> None:
 
 
 def test_the_same_exception_at_the_same_step_is_not_tried_for_ever(tmp_path: Path) -> None:
-    environment = LONG | {"TEST_BAD": "error:1:1", "TEST_PACE": "0.05"}
+    environment = LONG | {"TEST_BAD": "error:0:2"}
     failed = Launch(tmp_path / "run", {"gpus_per_node": 2, "max_restarts": 5}, environment=environment).run()
     assert failed.status == 1, failed.output
     assert failed.file("attempt.json")["generations"] == 2
