@@ -66,8 +66,10 @@ class Checkpoints:
         if step == self._saved_step:
             return
         started = time.monotonic()
-        waiting = self.folder / broadcast_object(self.ctx, f".tmp-{step_name(step)}-{uuid.uuid4().hex[:8]}")
-        outcomes = gather_objects(self.ctx, self._write_own(waiting))
+        waiting = self.folder / f".tmp-{step_name(step)}-{uuid.uuid4().hex[:8]}"
+        refused = self._attempt(waiting.mkdir, 0o777, True) if self.ctx.is_main else None
+        waiting, refused = broadcast_object(self.ctx, (waiting, refused))
+        outcomes = gather_objects(self.ctx, ({}, refused) if refused else self._write_own(waiting))
         problem = next((problem for _, problem in outcomes if problem), None)
         if self.ctx.is_main and problem is None:
             problem = self._attempt(
@@ -118,7 +120,6 @@ class Checkpoints:
         assert optimizer is not None, "weights alone are not a checkpoint"
 
         def write() -> manifest.Files:
-            waiting.mkdir(parents=True, exist_ok=True)
             tensors.save(waiting, self.strategy.module, optimizer)
             content = {"rng": rng_state(self.ctx.device), "loss": self.loss.as_dict()}
             manifest.write_synced(waiting / own, json.dumps(content))

@@ -35,6 +35,8 @@ def main() -> NoReturn:
     """
     stop = StopRequest()
     stop.install()  # before anything slow: the default action of these signals is death
+    # What the parent imported is not garbage: looking through it would copy its pages, once per rank and collection.
+    gc.freeze()
     reporter = Reporter.from_environment(os.environ)
     reporter.hello()
     try:

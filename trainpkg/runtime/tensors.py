@@ -37,7 +37,9 @@ _ALLOWED = {
 }  # fmt: skip
 
 
-class _IndexUnpickler(pickle.Unpickler):
+class IndexUnpickler(pickle.Unpickler):
+    """Unpickles a checkpoint's index and nothing else; UnpicklingError names what has no place in it."""
+
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _ALLOWED.get(module, ()):
@@ -51,7 +53,7 @@ class DataReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / ".metadata"
         with path.open("rb") as stream:
-            index = _IndexUnpickler(stream).load()
+            index = IndexUnpickler(stream).load()
         for name, entry in index.state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
                 raise ValueError(f"{path}: {name} is {type(entry).__name__}, not a tensor")
