@@ -173,5 +173,6 @@ def _differ(what: str, nodes: Sequence[NodeFacts], values: Sequence[str]) -> lis
 
 def name_nodes(nodes: Sequence[NodeFacts]) -> str:
     """`node 1 (n2), node 3 (n4)`, cut after a few."""
-    named = [f"node {node.index} ({node.host})" for node in nodes[:MAX_NAMED]]
+    ordered = sorted(nodes, key=lambda node: node.index)
+    named = [f"node {node.index} ({node.host})" for node in ordered[:MAX_NAMED]]
     return ", ".join(named) + (f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else "")

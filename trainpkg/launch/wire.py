@@ -37,9 +37,9 @@ def encode(message: Message) -> bytes:
 
 
 def shorten(text: str, limit: int) -> str:
-    """The end of the text, such that its JSON has at most `limit` bytes: escapes make six of one."""
+    """The end of the text, such that its JSON has at most `limit` bytes: escapes make up to twelve of one."""
     while (excess := len(json.dumps(text)) - 2 - limit) > 0:
-        text = text[max(1, excess // 6) :]
+        text = text[max(1, excess // 12) :]
     return text
 
 
