@@ -40,8 +40,8 @@ def fill(results: Path) -> Tree:
     metrics = {"loss": 0.41, "accuracy": 0.91}
     tree.json("done", "evaluation.json", {"fingerprint": "f1", "step": 40, "num_samples": 360, "metrics": metrics})
     tree.config(SHEET[1]).metrics("broken", [record(10, 2.0), record(20, 1.5), record(20, 1.4, attempt=2)])
-    tree.attempt("broken", 1, "again", NOW_S - 9000, 0.5, step_first=0, step_last=20, status=75)
-    tree.attempt("broken", 2, "failed", NOW_S - 7000, 0.25, ranks=4, step_first=10, step_last=25, status=137)
+    tree.attempt("broken", 1, "again", NOW_S - 9000, 0.5, step_first=1, step_last=20, status=75)
+    tree.attempt("broken", 2, "failed", NOW_S - 7000, 0.25, ranks=4, step_first=11, step_last=25, status=137)
     tree.json("broken", "launch/2/0/failure.json", {"rank": 1, "sentence": "rank 1 on node 0 (n1)\nwas killed"})
     tree.config(SHEET[2]).metrics("going", [record(10, 2.1), evaluation(10, loss=2.0, accuracy=0.2)])
     tree.attempt("going", 1, None, NOW_S - 1800, None).json("going", "lock", {"job": "71", "beat_unix_s": NOW_S - 5})
@@ -124,7 +124,7 @@ def test_attempts_have_one_row_each(tables: Tables) -> None:
     its = {key: None if pd.isna(value) else value for key, value in tables.attempts.iloc[2].items()}
     has(its, attempt=2, slurm_job_id="72", host="n1", num_nodes=1, world_size=4, duration_s=900.0, gpu_hours=1.0)
     has(its, start_utc="2027-01-15T06:03:20Z", end_utc="2027-01-15T06:18:20Z", num_generations=1, num_failures=1)
-    has(its, step_first=10, step_last=25, steps_gained=15, verdict="failed", exit_status=137)
+    has(its, step_first=11, step_last=25, steps_gained=15, verdict="failed", exit_status=137)
     has(its, cause="rank 1 on node 0 (n1) was killed")
 
 

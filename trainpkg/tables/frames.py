@@ -151,7 +151,8 @@ def attempt_row(one: RunFiles, attempt: Attempt) -> dict[str, Any]:
         "num_failures": len(attempt.failures),
         "step_first": first,
         "step_last": last,
-        "steps_gained": last - first if first is not None and last is not None else None,
+        # step_first is the first step that this launch completed.
+        "steps_gained": last - first + 1 if first is not None and last is not None else None,
         "verdict": text(facts.get("verdict")),
         "exit_status": whole(facts.get("status")),
         "run_again": facts.get("run_again") if isinstance(facts.get("run_again"), bool) else None,
