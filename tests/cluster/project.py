@@ -37,7 +37,14 @@ train: {max_steps: 20, global_batch: 8}
 """,
 }
 # a look at the queue every two seconds; the profile's own numbers suit jobs of hours
-QUICK = ["--slurm-init-seconds-before-status-checks", "2", "--max-status-checks-per-second", "9", "--latency-wait", "20"]
+QUICK = [
+    "--slurm-init-seconds-before-status-checks",
+    "2",
+    "--max-status-checks-per-second",
+    "9",
+    "--latency-wait",
+    "20",
+]
 
 
 class Project:
