@@ -96,6 +96,40 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, base: str, stra
     assert records(killed) == records(whole)
 
 
+def normalise_batches_and_die_at_6() -> None:
+    """Running statistics differ from rank to rank: here rank 0's must count, before and after a resume."""
+    normalise_batches()
+    die_at_step_6()
+
+
+def normalise_batches() -> None:
+    from torch import nn
+
+    from trainpkg import models
+
+    plain = models.build
+
+    def build(model: Any) -> nn.Module:
+        net = plain(model)
+        for block in net.blocks:  # type: ignore[union-attr]
+            block.layers[1] = nn.BatchNorm2d(block.layers[1].num_channels)
+        return net
+
+    models.build = build
+
+
+@pytest.mark.parametrize(("strategy", "num_ranks"), [("ddp", 3), ("fsdp", 2)])
+def test_running_statistics_are_rank_0s(tmp_path: Path, strategy: str, num_ranks: int) -> None:
+    run = config("digits", strategy=strategy, train__max_steps=7, logging__eval_every_steps=7)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run_ranks(run, whole, num_ranks, before=normalise_batches)
+    start(run, killed, num_ranks, before=normalise_batches_and_die_at_6).wait()
+    run_ranks(run, killed, num_ranks, attempt=2, before=normalise_batches)
+    assert any("running_mean" in name for name in weights(whole))
+    assert_identical(weights(killed), weights(whole))
+    assert records(killed) == records(whole)
+
+
 def test_stop_signal_saves_and_asks_to_be_run_again(tmp_path: Path) -> None:
     run = config("digits", strategy="ddp", train__max_steps=400, checkpoint__every_steps=1000, model__dropout=0.1)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
