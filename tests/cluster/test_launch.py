@@ -28,8 +28,8 @@ class SlurmLaunch:
         self.out = folder / "run/train.json"
         given = {"launch": launch, "spec": {"entry": "tests.distributed.entries:steps", "preload": ["json"]}}
         tested = [f"{name}={value}" for name, value in environment.items()]
-        command = ["env", "-i", *tested, "OMP_NUM_THREADS=2", "PATH=$PATH", "SLURM_JOB_ID=$SLURM_JOB_ID",
-                   sys.executable, "-m", "tests.distributed.launched", str(self.out), shlex.quote(json.dumps(given))]  # fmt: skip
+        command = ["env", "-i", *tested, "OMP_NUM_THREADS=2", "PATH=$PATH", "SLURM_JOB_ID=$SLURM_JOB_ID"]
+        command += [sys.executable, "-m", "tests.distributed.launched", str(self.out), shlex.quote(json.dumps(given))]
         script = f"cd {CHECKOUT}\n{' '.join(command)}\nstatus=$?\necho $status > {folder}/status\nexit $status\n"
         self.job = lab.sbatch(
             script, f"--output={folder}/out", "--ntasks-per-node=1", "--cpus-per-task=2", *options, cwd=folder
@@ -40,8 +40,13 @@ class SlurmLaunch:
         path = self.folder / "out"
         return path.read_text() if path.exists() else ""
 
-    def wait_for_line(self, text: str) -> None:
-        self.lab.wait_until(lambda: text in self.output, f"{text!r} in {self.output}", timeout=60)
+    def wait_for_line(self, *texts: str) -> None:
+        """Until one of the texts is in the output."""
+        try:
+            self.lab.wait_until(lambda: any(text in self.output for text in texts), str(texts), timeout=60)
+        except TimeoutError as error:
+            error.add_note(self.output)
+            raise
 
     def status(self) -> int:
         self.lab.wait_job(self.job, timeout=90)
@@ -128,3 +133,37 @@ def test_a_killed_launch_leaves_nothing_on_any_node(lab: Lab, shared_dir: Path) 
             lab.kill(node, pid, signal.SIGKILL)
     assert job.status() == 137
     job.nothing_left(15)
+
+
+def test_a_short_outage_of_the_network_is_survived(lab: Lab, shared_dir: Path) -> None:
+    """The ranks of these entries meet through files, so only the launcher's own connections are cut."""
+    job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=2", TEST_STEPS="400", TEST_PACE="0.05")
+    job.wait_for_line("step 1 of")
+    lab.link_down("n2")
+    job.wait_for_line("node 1 (n2) has been silent for 5 s")
+    lab.link_up("n2")
+    job.wait_for_line("node 1 (n2) is heard again")
+    assert job.status() == 0, job.output
+
+
+def test_a_cut_link_without_a_reset_ends_the_job(lab: Lab, shared_dir: Path) -> None:
+    keys = TWO | {"heartbeat_timeout_s": 8.0}
+    job = SlurmLaunch(lab, shared_dir, keys, "--nodes=2", TEST_STEPS="5000", TEST_PACE="0.05")
+    job.wait_for_line("step 1 of")
+    lab.link_down("n2")
+    begin = time.monotonic()
+    job.wait_for_line("node 1 (n2) was silent for")
+    assert time.monotonic() - begin < 12
+    job.nothing_left(30)  # the node that is cut off ends its ranks by itself
+    lab.link_up("n2")
+    assert job.status() == 1, job.output
+
+
+def test_a_node_that_loses_power_is_named(lab: Lab, shared_dir: Path) -> None:
+    keys = TWO | {"heartbeat_timeout_s": 8.0}
+    job = SlurmLaunch(lab, shared_dir, keys, "--nodes=2", TEST_STEPS="5000")
+    job.wait_for_line("4 of 4 ranks joined")
+    lab.crash("n2")
+    # whether its connections are still reset depends on which of its processes dies first
+    job.wait_for_line("node 1 (n2) was silent for", "node 1 (n2) vanished at step")
+    job.wait_for_line("(status 1)")

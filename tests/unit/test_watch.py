@@ -5,7 +5,9 @@ from __future__ import annotations
 from trainpkg.launch.watch import Watch
 
 
-def looks(watch: Watch, until_s: int, silent: set[int], step_every_s: float | None = None) -> list[tuple[str, int, int]]:
+def looks(
+    watch: Watch, until_s: int, silent: set[int], step_every_s: float | None = None
+) -> list[tuple[str, int, int]]:
     """Look once a second, with nodes 0 and 1 heard unless silent; returns (what, node, second)."""
     found = []
     step = watch.step or 0

@@ -66,8 +66,7 @@ class Conductor:
     nodes: list[NodeFacts]
     screen: Screen
     node_signal: Callable[[int], int | None]
-    stop_at: float | None = None  # unix seconds: save and ask to be run again
-    begin_s: float = field(default_factory=time.monotonic)
+    origin: tuple[str, float] = field(default_factory=lambda: ("the start", time.monotonic()))  # what times count from
     asked: str = ""  # why the ranks were asked to save and end
     interrupted: bool = False
     _shown: int | None = None
@@ -106,7 +105,7 @@ class Conductor:
             why_not = self._why_no_restart(found, restarts - number, whole)
             if why_not is not None:
                 return self._finish("failed", found.status, found, found.sentence + why_not)
-            self.screen.say(f"{found.sentence}. Starting all ranks again (restart {number + 1} of {restarts})")
+            self.screen.say(f"starting all ranks again from the last checkpoint (restart {number + 1} of {restarts})")
             previous = found
         raise AssertionError("unreachable: the last generation either ends or has no restart left")
 
@@ -138,13 +137,15 @@ class Conductor:
         """One generation; None when all ranks ended as they should, or were interrupted."""
         now = time.monotonic()
         watch = Watch(self.spec.timeouts.heartbeat_s, now, dict.fromkeys(self.coordinator.members, now))
-        current = Generation(self.spec, plan, number, watch, now, self.node_signal)
+        current = Generation(self.spec, plan, number, watch, self.origin, self.node_signal)
         counts = run_lengths([node.num_ranks for node in plan.nodes])
         go = {"type": "go", "generation": number, "counts": counts, "device": self.nodes[0].device}
         self.coordinator.tell_all(go | {"master_addr": plan.master_addr, "master_port": plan.master_port})
         if self.asked or self.coordinator.stop_asked:
             self.save_and_end(self.asked or self.coordinator.stop_asked)
         await self._until_over(current)
+        if current.failed_s is not None:  # said at once: ending what is left may take a while
+            self.screen.say(f"{failure.find_cause(current.all_records()).sentence}; ending all ranks")
         await self._stop_all(current)  # also after a good end: what ranks left behind goes too
         if current.step_first is not None and self.outcome.step_first is None:
             self.outcome.step_first = current.step_first
@@ -152,6 +153,7 @@ class Conductor:
         self._verdicts = {rank.done for rank in current.ranks.values()}
         if current.failed_s is None or self.interrupted:
             return None
+        self.origin = ("the failure", current.failed_s)
         found = failure.find_cause(current.all_records())
         path = self.spec.generation_dir(number) / "failure.json"
         path.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
@@ -159,15 +161,14 @@ class Conductor:
 
     async def _until_over(self, current: Generation) -> None:
         """Take messages until all ranks are done, a failure has been gathered, or an interruption."""
-        next_beat = 0.0
+        next_look = 0.0
         while not (current.over or current.gathered(time.monotonic()) or self.interrupted):
             incoming = await self._next(0.1)
             now = time.monotonic()
             if incoming is not None:
                 self._handle(current, incoming, now)
-            if now >= next_beat:
-                next_beat = now + BEAT_S
-                self.coordinator.tell_all({"type": "beat"})
+            if now >= next_look:
+                next_look = now + BEAT_S
                 self._look(current, now)
 
     async def _next(self, timeout_s: float) -> Incoming | None:
@@ -209,7 +210,8 @@ class Conductor:
             current.node_silent(index, self.nodes[index], now)
             self.coordinator.members.pop(index).writer.close()
         current.check_late(now)
-        if self.stop_at is not None and time.time() >= self.stop_at and not self.asked:
+        deadline = self.spec.deadline
+        if deadline is not None and time.time() >= deadline - self.spec.deadline_lead_s and not self.asked:
             self.save_and_end("the job's time limit is near")
 
     def _name(self, index: int) -> str:

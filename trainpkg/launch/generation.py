@@ -42,10 +42,10 @@ class Generation:
         plan: LaunchPlan,
         number: int,
         watch: Watch,
-        now_s: float,
+        origin: tuple[str, float],
         node_signal: Callable[[int], int | None],
     ) -> None:
-        self.spec, self.plan, self.number, self.watch, self.begin_s = spec, plan, number, watch, now_s
+        self.spec, self.plan, self.number, self.watch, self.origin = spec, plan, number, watch, origin
         self.node_signal = node_signal
         self.ranks = {
             node.rank_offset + local: RankState(node.index) for node in plan.nodes for local in range(node.num_ranks)
@@ -57,17 +57,20 @@ class Generation:
         self.step_last: int | None = None
         self.total: int | None = None
         self.num_joined = 0
+        self.num_ended = 0
 
     @property
     def over(self) -> bool:
         """Whether every rank has ended as it should."""
-        return self.failed_s is None and all(rank.ended_s is not None for rank in self.ranks.values())
+        return self.failed_s is None and self.num_ended == len(self.ranks)
 
     def gathered(self, now_s: float) -> bool:
         """Whether a failure is old enough for its cause to have spoken."""
         if self.failed_s is None:
             return False
         named = any(record.kind in failure.CAUSES for record in self.all_records())
+        if named and self.num_ended == len(self.ranks):  # nobody is left to say more
+            return True
         return now_s - self.failed_s > failure.GATHER_S + (0.0 if named else failure.GATHER_MORE_S)
 
     def all_records(self) -> list[Record]:
@@ -123,11 +126,16 @@ class Generation:
             rank.joined = True
             self.num_joined += 1
             if self.num_joined == len(self.ranks):
-                seconds = now_s - self.begin_s
-                return f"{self.num_joined} of {len(self.ranks)} ranks joined in {seconds:.2f} s"
+                what, origin_s = self.origin
+                seconds = now_s - self.watch.began_s
+                after = f"{now_s - origin_s:.2f} s after {what}"
+                return f"{self.num_joined} of {len(self.ranks)} ranks joined in {seconds:.2f} s, {after}"
         elif event == "step":
             self.total = message.get("total") or self.total
+            first = self.step_first is None
             self._step(rank, message["step"], now_s)
+            if first and self.number > 0:
+                return f"training goes on with step {message['step']}, {now_s - self.origin[1]:.2f} s after the failure"
         elif event == "done":
             rank.done = message["verdict"]
             self.step_last = max(self.step_last or 0, message.get("step") or 0) or None
@@ -146,6 +154,7 @@ class Generation:
         self.watch.stepped(step, now_s)
 
     def _ended(self, rank: RankState, message: Message, time_s: float) -> None:
+        self.num_ended += rank.ended_s is None
         rank.ended_s = time_s
         spoken = {"exception": rank.ended["exception"]} if rank.ended.get("exception") else {}
         rank.done = rank.done or message.get("done")

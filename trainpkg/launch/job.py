@@ -13,6 +13,7 @@ import resource
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import attempt, lock, places, processes
 from trainpkg.launch.attempt import STAGES, Folder
-from trainpkg.launch.conduct import Conductor, Outcome, Screen
+from trainpkg.launch.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome, Screen
 from trainpkg.launch.lock import Lock
 from trainpkg.launch.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.rollcall import Coordinator, RollCallError
@@ -120,6 +121,7 @@ class Job:
         self.work: asyncio.Task[Outcome] | None = None
         self.asked = ""
         self.num_interrupts = 0
+        self.origin = ("the start", time.monotonic())
 
     async def run(self) -> Outcome:
         """The outcome, with no process of this attempt left."""
@@ -132,9 +134,12 @@ class Job:
         self.work = loop.create_task(self._attempt())
         guard = loop.create_task(self._guard_lock())
         try:
-            return await self.work
+            outcome = await self.work
+            if self.held.lost.is_set():
+                return Outcome("failed", DO_NOT_RUN_AGAIN, sentence="another job took over the run directory's lock")
+            return outcome
         except asyncio.CancelledError:
-            return Outcome("interrupted", 130, sentence="interrupted before the ranks ran")
+            return Outcome("interrupted", INTERRUPTED, sentence="interrupted; all processes were ended")
         finally:
             guard.cancel()
             if left := processes.kill_descendants():
@@ -147,8 +152,7 @@ class Job:
         nodes = self._start_nodes(head, secret)
         try:
             met = await coordinator.meet(nodes.ended)
-            stop_at = None if self.spec.deadline is None else self.spec.deadline - self.spec.deadline_lead_s
-            self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, stop_at)
+            self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, self.origin)
             if self.asked:
                 self.conductor.save_and_end(self.asked)
             return await self.conductor.run()

@@ -8,7 +8,6 @@ is `conduct`'s business.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import secrets
 import socket
@@ -20,6 +19,7 @@ from trainpkg.launch import facts, network, wire
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
+from trainpkg.launch.watch import BEAT_S
 from trainpkg.launch.wire import Message
 
 FACTS_TIMEOUT_S = 30.0
@@ -68,6 +68,7 @@ class Coordinator:
         self.num_strangers = 0
         self.listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._beating: asyncio.Task[None] | None = None
         self.stop_asked = ""  # why a node was asked to stop before the ranks ran
         self._refused = ""  # a node of ours that must not take part ends the roll call
 
@@ -78,6 +79,7 @@ class Coordinator:
         six = all(":" in address for address in addresses)
         seed = f"head/{network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt)}/{self.spec.run}"
         self.listener = network.bind_port("127.0.0.1" if loopback else "::" if six else "0.0.0.0", seed)
+        self._beating = asyncio.get_running_loop().create_task(self._beat())
         self._server = await asyncio.start_server(
             self._serve, sock=self.listener, limit=wire.MAX_LINE, backlog=network.BACKLOG
         )
@@ -85,12 +87,21 @@ class Coordinator:
 
     async def close(self) -> None:
         """Drop all connections; nodes that are still there end their ranks."""
+        if self._beating is not None:
+            self._beating.cancel()
         if self._server is not None:
             self._server.close()
+        drains = [asyncio.ensure_future(member.writer.drain()) for member in self.members.values()]
+        if drains:
+            await asyncio.wait(drains, timeout=1.0)
         for member in self.members.values():
-            with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(member.writer.drain(), 1.0)
             member.writer.close()
+
+    async def _beat(self) -> None:
+        """Tell the nodes that their coordinator lives, from the roll call to the end."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self.tell_all({"type": "beat"})
 
     def tell_all(self, message: Message) -> None:
         for member in self.members.values():

@@ -23,10 +23,14 @@ class Watch:
     timeout_s: float
     now_s: float
     heard_s: dict[int, float] = field(default_factory=dict)
+    began_s: float = field(init=False)
     step: int | None = None
     step_s: float = 0.0
     named: set[int] = field(default_factory=set)
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def __post_init__(self) -> None:
+        self.began_s = self.now_s
 
     def heard(self, node: int, now_s: float) -> None:
         self.heard_s[node] = now_s
