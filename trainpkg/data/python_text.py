@@ -20,6 +20,7 @@ from trainpkg.data import Splits, digest_of
 from trainpkg.errors import UserError
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "turtledemo"}
+MAX_FILE_BYTES = 32_768  # so that no single file (generated tables, the topics of pydoc) dominates a part
 IGNORED = -100  # a target that counts nowhere
 
 
@@ -75,7 +76,7 @@ def read_texts(root: Path, config: PythonTextData) -> tuple[Tensor, Tensor]:
         # Ordered by the first bytes of the hash, split by others, so that both parts are drawn from all of the library.
         held_out = int.from_bytes(digest[8:16], "big") < config.validation_fraction * 2**64
         if left[held_out] > 0:
-            text = path.read_bytes()[: left[held_out]]
+            text = path.read_bytes()[: min(left[held_out], MAX_FILE_BYTES)]
             left[held_out] -= len(text)
             parts[held_out].append(text)
         elif not any(amount > 0 for amount in left.values()):
