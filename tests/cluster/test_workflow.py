@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ WORLD_SIZES = {"one": 1, "pair": 2, "ddp": 4, "fsdp": 4, "three": 3}
 
 
 @pytest.mark.timeout(600)
-def test_smoke_test_then_everything_and_nothing_twice(lab: Lab, shared_dir: Path) -> None:
+def test_smoke_test_then_everything(lab: Lab, shared_dir: Path) -> None:
     project = Project(lab, shared_dir, SHAPES)
     project.snakemake("smoke_test")
     smoke = sorted(path.stem for path in (shared_dir / "results/smoke").glob("*.json"))
@@ -40,20 +42,110 @@ def test_smoke_test_then_everything_and_nothing_twice(lab: Lab, shared_dir: Path
         assert plan["master_addr"].startswith("10.77.0.") or len(plan["nodes"]) == 1
         log = (project.run_dir(run) / "launch/1/0/rank-0.log").read_text()
         assert f"distributed init (rank 0 of {world_size}): tcp://" in log
+
+
+# Short runs whose smoke tests are taken for granted: the test above has run them.
+
+ONE = "run recipe launch.nodes launch.gpus_per_node\none digits 1 1\n"
+LONG = "run recipe launch.nodes launch.gpus_per_node train.max_steps checkpoint.every_steps\nlong digits 2 2 1500 50\n"
+
+
+def log_of(project: Project, run: str, attempt: int = 1) -> str:
+    paths = sorted(project.run_dir(run).glob(f"launch/{attempt}/0/node-*.log"))
+    return "".join(path.read_text() for path in paths)
+
+
+def wait_for_checkpoint(project: Project, run: str) -> None:
+    latest = project.run_dir(run) / "checkpoints/latest"
+    project.lab.wait_until(latest.exists, f"a checkpoint of {run}", timeout=120)
+
+
+def steps_of(project: Project, run: str) -> list[tuple[int, int]]:
+    """(attempt, step) of each training record."""
+    lines = (project.run_dir(run) / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [(record["attempt"], record["step"]) for record in records if record["kind"] == "train"]
+
+
+@pytest.mark.timeout(300)
+def test_a_repeated_smoke_test_retrains_nothing_and_a_changed_learning_rate_starts_anew(
+    lab: Lab, shared_dir: Path
+) -> None:
+    project = Project(lab, shared_dir, ONE)
+    project.snakemake()
+    first = project.json("runs/one/train.json")
     project.snakemake("smoke_test", "--forceall")
     again = project.snakemake("-n")
-    assert "Nothing to be done" in again.stdout + again.stderr, "a repeated smoke test retrains nothing"
+    assert "Nothing to be done" in again.stdout + again.stderr
+    project.write_sheet("run recipe launch.nodes launch.gpus_per_node optim.lr\none digits 1 1 1e-3\n")
+    project.snakemake()
+    second = project.json("runs/one/train.json")
+    assert second["fingerprint"] != first["fingerprint"]
+    assert steps_of(project, "one")[0] == (1, 5), "from step 0, as a first attempt"
+    kept = project.json(f"runs/.old/one.{first['fingerprint']}/train.json")
+    assert kept == first
+    assert project.table()["one"]["optim.lr"] == "0.001"
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_rank_ends_the_job_in_seconds_and_the_retry_resumes(lab: Lab, shared_dir: Path) -> None:
+    project = Project(lab, shared_dir, LONG)
+    project.skip_smoke()
+    snakemake = project.start("--retries", "1")
+    wait_for_checkpoint(project, "long")
+    found = re.search(r"rank 3 is process (\d+)", log_of(project, "long"))
+    assert found, log_of(project, "long")
+    lab.kill("n2", int(found[1]), signal.SIGKILL)
+    lab.wait_until(lambda: not lab.processes(r"trainpkg (node|train)|launch\.zygote"), "all ranks gone", timeout=5)
+    assert snakemake.wait(240) == 0, project.logs()
+    verdict = project.json("runs/long/launch/1/attempt.json")
+    assert verdict["verdict"] == "failed"
+    failure = project.json("runs/long/launch/1/0/failure.json")
+    assert (failure["rank"], failure["host"], failure["signal"]) == (3, "n2", int(signal.SIGKILL))
+    steps = steps_of(project, "long")
+    first_of_second = min(step for attempt, step in steps if attempt == 2)
+    assert first_of_second > 50, "resumed from a checkpoint, not from step 0"
+    assert project.table()["long"]["status"] == "finished"
+    assert project.json("runs/long/train.json")["steps"] == 1500
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_snakemake_s_run_is_found_and_never_trained_twice(lab: Lab, shared_dir: Path) -> None:
+    project = Project(lab, shared_dir, LONG)
+    project.skip_smoke()
+    first = project.start()
+    wait_for_checkpoint(project, "long")
+    first.kill()
+    first.wait(10)
+    [job] = lab.run(["squeue", "--noheader", "--format=%i"]).stdout.split()
+    project.snakemake("--unlock")
+    second = project.snakemake("--retries", "0", status=1)
+    assert f"Slurm job {job}" in second.stdout + second.stderr + project.logs()
+    assert lab.wait_job(job, timeout=120)["JobState"] == "COMPLETED", "the living job was left alone"
+    project.snakemake()
+    assert {attempt for attempt, _ in steps_of(project, "long")} == {1}
+    assert project.table()["long"]["status"] == "finished"
+
+
+@pytest.mark.timeout(300)
+def test_submit_and_walk_away(lab: Lab, shared_dir: Path) -> None:
+    """Snakemake as a small job of its own, as README shows."""
+    project = Project(lab, shared_dir, ONE)
+    project.skip_smoke()
+    command = " ".join(project.command())
+    job = lab.sbatch(command, "--job-name=snakemake", "--mem=1G", "--open-mode=append", "--output=out", cwd=shared_dir)
+    assert lab.wait_job(job, timeout=200)["JobState"] == "COMPLETED", (shared_dir / "out").read_text() + project.logs()
+    assert project.table()["one"]["status"] == "finished"
 
 
 @pytest.mark.timeout(300)
 def test_an_uneven_allocation_has_the_right_ranks(lab: Lab, shared_dir: Path) -> None:
-    """A total of 4 GPUs over two nodes comes as 3 + 1: offsets follow what the nodes report."""
-    sheet = "run recipe launch.nodes\nuneven digits 2\n"
-    Project(lab, shared_dir, sheet, config="launch: {device: cpu}\nslurm: {cpus_per_task: 2}\n")
-    launch = "python -m trainpkg launch train --run uneven --out results/runs/uneven/train.json"
-    # torch uses the CPU, as many ranks as Slurm gave GPUs: the fake GPUs cannot compute
-    job = lab.sbatch(f"{launch}", "--nodes=2", "--gpus=4", "--cpus-per-task=2", "--ntasks-per-node=1",
-                     "--output=out", cwd=shared_dir)  # fmt: skip
+    """A total of 4 GPUs over two nodes comes as 3 + 1: offsets follow what Slurm granted each node."""
+    config = "launch: {device: cpu}\nslurm: {cpus_per_task: 2}\n"
+    Project(lab, shared_dir, "run recipe launch.nodes\nuneven digits 2\n", config=config)
+    launch = f"{sys.executable} -m trainpkg launch train --run uneven --out results/runs/uneven/train.json"
+    shape = ["--nodes=2", "--gpus=4", "--cpus-per-task=2", "--ntasks-per-node=1"]
+    job = lab.sbatch(launch, *shape, "--output=out", cwd=shared_dir)
     assert lab.wait_job(job, timeout=120)["JobState"] == "COMPLETED", (shared_dir / "out").read_text()
     plan = json.loads((shared_dir / "results/runs/uneven/launch/1/0/plan.json").read_text())
     assert [(node["rank_offset"], node["num_ranks"]) for node in plan["nodes"]] == [(0, 3), (3, 1)]

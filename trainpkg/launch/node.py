@@ -89,7 +89,7 @@ class Node:
         for signum in (signal.SIGUSR1, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         self.ranks = Ranks(self.tell)
-        self.calls = Calls(self.ranks.started, self.ranks.ended, self._starter_gone)
+        self.calls = Calls(self._rank_started, self.ranks.ended, self._starter_gone)
         self.starter: Starter = make_starter(self.spec, self.base_env, self.calls)
         grace_s = 0.0
         try:
@@ -113,6 +113,10 @@ class Node:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+    def _rank_started(self, rank: int, pid: int) -> None:
+        self.say(f"rank {rank} is process {pid}")
+        self.ranks.started(rank, pid)
 
     def _stop_requested(self, signum: int) -> None:
         """Pass the request on: the coordinator tells all nodes, so that all ranks stop at the same step."""
