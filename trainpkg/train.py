@@ -130,8 +130,7 @@ def loop(t: Training) -> str:
         t.checkpoints.maybe_save(state.step)
         if stops and not is_last:
             t.checkpoints.save(state.step)
-            if t.ctx.is_main:
-                t.ctx.say(f"stops at step {state.step}: {t.ctx.stop.reason or 'another rank was asked to'}")
+            t.ctx.stop.honoured(state.step)
             return "again"
     return "finished"
 

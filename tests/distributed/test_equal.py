@@ -152,6 +152,8 @@ def test_stop_file_stops_all_ranks(tmp_path: Path) -> None:
     ranks.wait_for_step(3)
     (tmp_path / "stop").touch()
     assert ranks.wait() == [75, 75], ranks.text()
+    assert "/stop, honoured after " in ranks.logs[0].read_text() and not (tmp_path / "stop").exists()
+    assert "asked for on another rank" in ranks.logs[1].read_text()
 
 
 @pytest.mark.parametrize(("strategy", "then"), [("ddp", "fsdp"), ("fsdp", "ddp")])

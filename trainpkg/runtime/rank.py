@@ -66,8 +66,8 @@ def run_stage(reporter: Reporter, stop: StopRequest) -> str:
     if stage not in STAGES:
         raise UserError(f"stage = {stage!r} in TRAINPKG_SPEC; valid are {', '.join(STAGES)}")
     run = read_run(Path(spec["config_path"]))
-    stop.file = Path(spec["run_dir"]) / "stop"
     ctx = context_from_environment(os.environ, run, spec, reporter, stop)
+    stop.file = Path(spec["run_dir"]) / "stop" if ctx.is_main else None  # one rank asks the file system, not thousands
     connect(ctx)
     verdict: str = importlib.import_module(STAGES[stage]).main(ctx, run, spec)
     return verdict

@@ -48,9 +48,13 @@ class StopRequest:
             self.request(f"file {self.file}")
         return self.reason is not None
 
-    def waited_s(self) -> float:
-        """Seconds since the request, 0 without one."""
-        return 0.0 if self.since is None else time.monotonic() - self.since
+    def honoured(self, step: int) -> None:
+        """All ranks stop at `step` and the state is saved. The stop file goes, so the next attempt goes on."""
+        waited_s = 0.0 if self.since is None else time.monotonic() - self.since
+        reason = f"{self.reason}, honoured after {waited_s:.1f} s" if self.reason else "asked for on another rank"
+        print(f"stops at step {step}: {reason}", flush=True)
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
 
 
 class Cadence:
