@@ -117,17 +117,19 @@ class Coordinator:
             if first is None:
                 return
             member = Member(NodeFacts.from_message(first), writer, peer)
-            await self.inbox.put(Incoming(member, first))
+            self.inbox.put_nowait(Incoming(member, first))
             while (message := await wire.receive(reader)) is not None:
                 member.heard = time.monotonic()
-                await self.inbox.put(Incoming(member, message))
+                self.inbox.put_nowait(Incoming(member, message))
         except wire.Stranger as error:
             self._refuse_stranger(peer, str(error))
         except (wire.Refused, ValueError, TimeoutError) as error:
             self._refused = f"a node at {peer} cannot take part: {error}"
+        except asyncio.CancelledError:
+            pass  # the loop ends; asyncio's own callback would print a traceback for a handler that was cancelled
         finally:
             if member is not None:
-                await self.inbox.put(Incoming(member, None))
+                self.inbox.put_nowait(Incoming(member, None))
             writer.close()
 
     def _refuse_stranger(self, peer: str, why: str) -> None:

@@ -17,7 +17,8 @@ Message = dict[str, Any]
 # Both directions. A node is told its own part of the plan, not all of it, so no line grows with the number of nodes;
 # the bulkiest line is a traceback, which its sender cuts.
 MAX_LINE = 64 * 1024
-HANDSHAKE_TIMEOUT_S = 5.0
+HANDSHAKE_TIMEOUT_S = 5.0  # for a connection that may be a stranger's
+PATIENCE_S = 20.0  # of a node: when thousands call at once, it waits in the queue
 MAGIC = "trainpkg-rollcall-1"
 
 
@@ -74,7 +75,8 @@ def proof(secret: str, side: str, tag: str, nonce_head: str, nonce_node: str) ->
 async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, tag: str) -> None:
     """The coordinator's side of the handshake. Raises Stranger, or Refused for a node of another attempt."""
     try:
-        await asyncio.wait_for(_admit(reader, writer, secret, tag), HANDSHAKE_TIMEOUT_S)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            await _admit(reader, writer, secret, tag)
     except TimeoutError as error:
         raise Stranger(f"nothing said within {HANDSHAKE_TIMEOUT_S:g} s") from error
     except Stranger:
@@ -104,9 +106,10 @@ async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 async def present(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, tag: str) -> None:
     """The node's side of the handshake. Raises Refused when the listener is not this job's coordinator."""
     try:
-        await asyncio.wait_for(_present(reader, writer, secret, tag), HANDSHAKE_TIMEOUT_S)
+        async with asyncio.timeout(PATIENCE_S):
+            await _present(reader, writer, secret, tag)
     except TimeoutError as error:
-        raise Refused(f"something listens there that says nothing within {HANDSHAKE_TIMEOUT_S:g} s") from error
+        raise Refused(f"something listens there that says nothing within {PATIENCE_S:g} s") from error
 
 
 async def _present(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, tag: str) -> None:
