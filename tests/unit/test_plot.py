@@ -201,6 +201,8 @@ def test_spread_moves_labels_apart_and_no_further() -> None:
     assert canvas.spread([0.6, 0.5, 0.52], 0.1) == pytest.approx([0.64, 0.44, 0.54])
     assert canvas.spread([0.0, 0.0, 0.0], 0.1) == pytest.approx([0.0, 0.1, 0.2])
     assert canvas.spread([1.0, 1.0], 0.1) == pytest.approx([0.9, 1.0])
+    # The third block pushes the second into the first.
+    assert canvas.spread([0.3, 0.45, 0.5, 0.5], 0.1) == pytest.approx([0.2875, 0.3875, 0.4875, 0.5875])
     assert canvas.spread([], 0.1) == []
 
 

@@ -239,7 +239,7 @@ def test_publish_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch:
     publish(tmp_path, {"runs.csv": b"old"})
 
     def full(self: Path, content: bytes) -> int:
-        self.touch()
+        self.open("wb").close()
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
