@@ -72,9 +72,8 @@ class Checkpoints:
         outcomes = gather_objects(self.ctx, ({}, refused) if refused else self._write_own(waiting))
         problem = next((problem for _, problem in outcomes if problem), None)
         if self.ctx.is_main and problem is None:
-            problem = self._attempt(
-                self._publish, waiting, step, {k: v for files, _ in outcomes for k, v in files.items()}
-            )
+            files = {name: facts for files, _ in outcomes for name, facts in files.items()}
+            problem = self._attempt(self._publish, waiting, step, files)
         problem = broadcast_object(self.ctx, problem)
         if problem is not None:
             if self.ctx.is_main:
@@ -203,7 +202,7 @@ class Checkpoints:
         facts = read_facts(root, self.run)
         tensors.load(root, self.strategy.module, self.optimizer)
         for field in dataclasses.fields(self.state):
-            setattr(self.state, field.name, facts[field.name])
+            setattr(self.state, field.name, facts.get(field.name, getattr(self.state, field.name)))
         self._saved_step = self.state.step
         if self.optimizer is not None:
             self._load_own(root, facts)
