@@ -58,10 +58,12 @@ Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
 def snakemake(checkout: Path) -> Snakemake:
     """`snakemake(*arguments, cwd=..., status=...)` -> the finished process, its output as text."""
 
-    def call(*arguments: str, cwd: Path = checkout, status: int | None = 0) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: str, cwd: Path = checkout, status: int | None = 0, timeout: float = 100
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*SNAKEMAKE, *arguments],
-            cwd=cwd, capture_output=True, text=True, timeout=100, check=False, stdin=subprocess.DEVNULL,
+            cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if status is not None:
             assert done.returncode == status, done.stdout + done.stderr

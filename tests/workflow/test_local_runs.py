@@ -1,0 +1,64 @@
+"""The workflow on this machine, for real: the demo as README promises it, and a sheet of which one run fails."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.conftest import Snakemake
+
+TINY = """\
+task: images
+model: {name: vit, dim: 16, depth: 1, heads: 2, patch: 2}
+data: {name: digits}
+train: {max_steps: 12, global_batch: 8}
+launch: {device: cpu, max_restarts: 0}
+logging: {every_steps: 4}
+"""
+
+
+def table(checkout: Path) -> dict[str, dict[str, str]]:
+    with (checkout / "results/tables/runs.csv").open() as lines:
+        return {row["run"]: row for row in csv.DictReader(lines)}
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_and_its_numbers(snakemake: Snakemake, checkout: Path) -> None:
+    snakemake("smoke_test", timeout=300)
+    assert len(list((checkout / "results/smoke").glob("*.json"))) == 2
+    snakemake(timeout=600)
+    rows = table(checkout)
+    assert {row["status"] for row in rows.values()} == {"finished"}
+    assert float(rows["digits"]["eval_accuracy"]) > 0.95
+    loss, unigram = (float(rows["gpt"][f"eval_{name}"]) for name in ("loss_nats_per_byte", "unigram_nats_per_byte"))
+    assert loss < 0.8 * unigram
+    for name in ("loss_over_steps", "loss_over_time", "throughput_over_world_size"):
+        assert "<svg" in (checkout / f"results/plots/{name}.svg").read_text()[:2000]
+    again = snakemake()
+    assert "Nothing to be done" in again.stdout + again.stderr
+    snakemake("--report", "report.html")
+    report = (checkout / "report.html").read_text()
+    assert "loss_over_steps.svg" in report
+    assert "runs.csv" in report
+
+
+@pytest.mark.timeout(300)
+def test_one_of_three_runs_fails_and_the_tables_are_there_all_the_same(snakemake: Snakemake, checkout: Path) -> None:
+    (checkout / "config/recipes/tiny.yaml").write_text(TINY)
+    sheet = "run\trecipe\tlaunch.init_timeout_s\na\ttiny\t\nb\ttiny\t0.001\nc\ttiny\t\n"
+    (checkout / "config/runs.tsv").write_text(sheet)
+    smoke = checkout / "results/smoke/1xall-cpu-single-spawn.json"
+    smoke.parent.mkdir(parents=True)
+    smoke.write_text("{}")  # the demo runs real ones
+    done = snakemake(status=1, timeout=280)
+    assert re.search(r"failed: rank 0 .*\(status \d+\)", done.stdout + done.stderr), "the cause is on the screen"
+    rows = table(checkout)
+    assert {run: row["status"] for run, row in rows.items()} == {"a": "finished", "b": "failed", "c": "finished"}
+    assert rows["a"]["eval_accuracy"]
+    assert "rank 0" in rows["b"]["cause"]
+    (checkout / "config/runs.tsv").write_text(sheet.replace("0.001", ""))
+    snakemake(timeout=280)
+    assert {row["status"] for row in table(checkout).values()} == {"finished"}, "the failed run is made up for"
