@@ -148,15 +148,15 @@ def test_unfinished_and_diverged_runs_say_so(tmp_path: Path) -> None:
 def test_throughput_stands_beside_the_ideal(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     sheet = []
-    for ranks, speed in ((1, 100.0), (2, 180.0), (4, 300.0)):
+    for ranks, speed in ((2, 100.0), (4, 180.0), (8, 300.0)):
         one = expected(f"r{ranks}", train__global_batch=32 * ranks)
         tree.finished(one, [record(10, 1.0, samples_per_second=speed)], ranks)
         sheet.append(one)
     tables = summarise(tmp_path, sheet, NOW_S)
     (ax,) = figure_of(tables, "throughput_over_world_size.svg").axes
     points, medians, ideal = (line.tolist() for line in data_lines(ax))
-    assert points == medians == [[1, 100], [2, 180], [4, 300]]
-    assert ideal == [[1, 100], [2, 200], [4, 400]]
+    assert points == medians == [[2, 100], [4, 180], [8, 300]]
+    assert ideal == [[2, 100], [4, 200], [8, 400]]
     assert {"32/rank: 75 %", "ideal"} <= {text.get_text() for text in ax.texts}
     assert ax.get_ylim()[1] > 400
 
