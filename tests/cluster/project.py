@@ -1,4 +1,4 @@
-"""A user's project on the lab's shared file system: the workflow, a sheet, small recipes, and Snakemake on the submit host."""
+"""A user's project on the lab's shared file system: workflow, sheet, small recipes; Snakemake on the submit host."""
 
 from __future__ import annotations
 
