@@ -105,10 +105,11 @@ def _cell(row: Mapping[Any, Any], key: str) -> str:
         value = _text(row["best_metric"])
         return f"{row['best_metric_name']} {value}" if value else ""
     if key == "evaluated":
-        for name in ("eval_accuracy", "eval_bits_per_byte", "eval_loss"):
-            if _text(row.get(name)):
-                return f"{name[5:]} {_text(row[name])}"
-        return ""
+        if nats := _text(row.get("eval_loss_nats_per_byte")):
+            unigram = _text(row.get("eval_unigram_nats_per_byte"))
+            return f"{nats} nats/byte (byte frequencies alone: {unigram})"
+        names = [name for name in ("eval_accuracy", "eval_loss") if _text(row.get(name))]
+        return f"{names[0][5:]} {_text(row[names[0]])}" if names else ""
     return _text(row[key])
 
 
