@@ -6,6 +6,7 @@
 # TORCH_INDEX=URL       take torch from this index: the one that pytorch.org's selector shows for CPU or your CUDA
 
 PYTHON ?= python3
+export PYTHONDONTWRITEBYTECODE =  # compiled once, not at every start of every process
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -47,7 +47,8 @@ def test_smoke_test_then_everything(lab: Lab, shared_dir: Path) -> None:
 # Short runs whose smoke tests are taken for granted: the test above has run them.
 
 ONE = "run recipe launch.nodes launch.gpus_per_node\none digits 1 1\n"
-LONG = "run recipe launch.nodes launch.gpus_per_node train.max_steps checkpoint.every_steps\nlong digits 2 2 1500 50\n"
+TRAIN_LONG = "results/runs/long/train.json"
+LONG = "run recipe launch.nodes launch.gpus_per_node train.max_steps checkpoint.every_steps\nlong digits 2 2 800 50\n"
 
 
 def log_of(project: Project, run: str, attempt: int = 1) -> str:
@@ -72,13 +73,14 @@ def test_a_repeated_smoke_test_retrains_nothing_and_a_changed_learning_rate_star
     lab: Lab, shared_dir: Path
 ) -> None:
     project = Project(lab, shared_dir, ONE)
+    project.skip_smoke()
     project.snakemake()
     first = project.json("runs/one/train.json")
     project.snakemake("smoke_test", "--forceall")
     again = project.snakemake("-n")
     assert "Nothing to be done" in again.stdout + again.stderr
     project.write_sheet("run recipe launch.nodes launch.gpus_per_node optim.lr\none digits 1 1 1e-3\n")
-    project.snakemake()
+    project.snakemake("results/runs/one/train.json")
     second = project.json("runs/one/train.json")
     assert second["fingerprint"] != first["fingerprint"]
     assert steps_of(project, "one")[0] == (1, 5), "from step 0, as a first attempt"
@@ -91,7 +93,7 @@ def test_a_repeated_smoke_test_retrains_nothing_and_a_changed_learning_rate_star
 def test_a_killed_rank_ends_the_job_in_seconds_and_the_retry_resumes(lab: Lab, shared_dir: Path) -> None:
     project = Project(lab, shared_dir, LONG)
     project.skip_smoke()
-    snakemake = project.start("--retries", "1")
+    snakemake = project.start(TRAIN_LONG)
     wait_for_checkpoint(project, "long")
     found = re.search(r"rank 3 is process (\d+)", log_of(project, "long"))
     assert found, log_of(project, "long")
@@ -106,23 +108,23 @@ def test_a_killed_rank_ends_the_job_in_seconds_and_the_retry_resumes(lab: Lab, s
     first_of_second = min(step for attempt, step in steps if attempt == 2)
     assert first_of_second > 50, "resumed from a checkpoint, not from step 0"
     assert project.table()["long"]["status"] == "finished"
-    assert project.json("runs/long/train.json")["steps"] == 1500
+    assert project.json("runs/long/train.json")["steps"] == 800
 
 
 @pytest.mark.timeout(300)
 def test_a_killed_snakemake_s_run_is_found_and_never_trained_twice(lab: Lab, shared_dir: Path) -> None:
     project = Project(lab, shared_dir, LONG)
     project.skip_smoke()
-    first = project.start()
+    first = project.start(TRAIN_LONG)
     wait_for_checkpoint(project, "long")
     first.kill()
     first.wait(10)
     [job] = lab.run(["squeue", "--noheader", "--format=%i"]).stdout.split()
     project.snakemake("--unlock")
-    second = project.snakemake("--retries", "0", status=1)
+    second = project.snakemake(TRAIN_LONG, "--retries", "0", status=1)
     assert f"Slurm job {job}" in second.stdout + second.stderr + project.logs()
     assert lab.wait_job(job, timeout=120)["JobState"] == "COMPLETED", "the living job was left alone"
-    project.snakemake()
+    project.snakemake(TRAIN_LONG)
     assert {attempt for attempt, _ in steps_of(project, "long")} == {1}
     assert project.table()["long"]["status"] == "finished"
 
@@ -132,7 +134,7 @@ def test_submit_and_walk_away(lab: Lab, shared_dir: Path) -> None:
     """Snakemake as a small job of its own, as README shows."""
     project = Project(lab, shared_dir, ONE)
     project.skip_smoke()
-    command = " ".join(project.command())
+    command = " ".join(project.command("results/runs/one/train.json"))
     job = lab.sbatch(command, "--job-name=snakemake", "--mem=1G", "--open-mode=append", "--output=out", cwd=shared_dir)
     assert lab.wait_job(job, timeout=200)["JobState"] == "COMPLETED", (shared_dir / "out").read_text() + project.logs()
     assert project.table()["one"]["status"] == "finished"

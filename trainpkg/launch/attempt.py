@@ -80,6 +80,8 @@ def set_aside_other_run(folder: Folder, run: Run) -> str:
     for path in folder.run_dir.iterdir():
         if path.name != "lock" and not path.name.startswith(".lock"):
             path.rename(target / path.name)
+    if (target / FINISHED).exists():  # Snakemake deleted the output before it ran the rule anew
+        publish(target / FINISHED, target / folder.out.name)
     return str(target)
 
 
