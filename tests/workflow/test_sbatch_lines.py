@@ -109,6 +109,26 @@ def test_golden_lines(sheet: Path, fake_slurm: Path, snakemake: Snakemake, monke
     assert text == GOLDEN.read_text(), f"where the new lines are right: {REPAIR}"
 
 
+def test_what_the_sheet_leaves_open_comes_from_the_profile(
+    sheet: Path, fake_slurm: Path, snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sheet)
+    runs = "run\trecipe\tslurm.partition\tslurm.mem_mb\nopen\tdigits_ddp\t\t\nown\tdigits_ddp\tbig\t7000\n"
+    (sheet / "config/runs.tsv").write_text(runs)
+    present_smoke_results(sheet)
+    profile = (sheet / "cluster/profile.yaml").read_text().split("default-resources:")[0]
+    (sheet / "cluster/profile.yaml").write_text(
+        f"{profile}default-resources:\n  slurm_partition: everyone\n  slurm_account: project\n  mem_mb: 3000\n"
+        '  runtime: "attempt * 30"\n  qos: low\n  slurm_extra: "--reservation=training"\n'
+    )
+    lines = train_lines(snakemake, fake_slurm, "--executor", "slurm", "--profile", "cluster")
+    both = "-A project -p {} -t 30 --qos=low --mem {} --nodes=1"
+    assert both.format("everyone", 3000) in lines["rule_train_wildcards_open"]
+    assert both.format("big", 7000) in lines["rule_train_wildcards_own"]
+    for line in lines.values():
+        assert "--ntasks-per-node=1 --open-mode=append --signal=USR2@120 --exclusive --reservation=training" in line
+
+
 @pytest.mark.parametrize("how", ["two words", "one word", "environment"])
 def test_no_way_to_choose_slurm_caps_its_jobs_at_this_machines_cores(
     how: str, sheet: Path, fake_slurm: Path, snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch

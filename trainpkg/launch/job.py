@@ -214,9 +214,9 @@ def _finish(spec: Spec, folder: Folder, outcome: Outcome, screen: Screen) -> int
     attempt.close_attempt(spec, outcome, run_again=outcome.run_again)
     found = outcome.failure
     if found is not None and found.traceback:
-        print(found.traceback.rstrip(), flush=True)
+        screen.say(found.traceback.rstrip())
     elif found is not None and found.last_lines:
-        print("\n".join(["last lines of its log:", *found.last_lines[-10:]]), flush=True)
+        screen.say("\n".join(["last lines of its log:", *found.last_lines[-10:]]))
     steps = "" if outcome.step_last is None else f" at step {outcome.step_last}"
     text = outcome.sentence or f"{spec.stage} of {spec.run}: {outcome.verdict}{steps}"
     screen.say(text if outcome.status == 0 else f"{outcome.verdict}: {text} (status {outcome.status})")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 FILE_EVERY_S = 10.0
 TERMINAL_EVERY_S = 0.2
+
+
+def show(text: str, end: str = "\n") -> None:
+    """Print. A reader that is gone (`tee` dies with a cancelled job) must not end what is being said."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class PlainScreen:
@@ -16,13 +25,13 @@ class PlainScreen:
         self._told_s = float("-inf")
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        show(text)
 
     def progress(self, step: int, total: int | None) -> None:
         now = time.monotonic()
         if now - self._told_s >= FILE_EVERY_S or step == total:
             self._told_s = now if step != total else float("inf")
-            print(f"step {step}{f' of {total}' if total else ''}", flush=True)
+            show(f"step {step}{f' of {total}' if total else ''}")
 
 
 class TerminalScreen:
@@ -33,7 +42,7 @@ class TerminalScreen:
         self._open = False
 
     def say(self, text: str) -> None:
-        print(f"\r\033[K{text}" if self._open else text, flush=True)
+        show(f"\r\033[K{text}" if self._open else text)
         self._open = False
 
     def progress(self, step: int, total: int | None) -> None:
@@ -45,7 +54,7 @@ class TerminalScreen:
         if total:
             done = min(30, 30 * step // total)
             bar = f" [{'#' * done}{'.' * (30 - done)}] of {total}"
-        print(f"\r\033[Kstep {step}{bar}", end="", flush=True)
+        show(f"\r\033[Kstep {step}{bar}", end="")
 
 
 def make_screen() -> PlainScreen | TerminalScreen:
