@@ -257,6 +257,28 @@ def test_index_of_a_checkpoint_is_data_not_code() -> None:
     assert tensors.IndexUnpickler(io.BytesIO(pickle.dumps(torch.bfloat16))).load() is torch.bfloat16
 
 
+class ByGetattr:
+    """Pickles as Python 3.11.0 to 3.11.3 pickle a member of an Enum: getattr(owner, name)."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.call = (getattr, (owner, name))
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return self.call
+
+
+def test_an_index_written_by_the_first_pythons_3_11() -> None:
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
+
+    def read(value: object) -> object:
+        return tensors.IndexUnpickler(io.BytesIO(pickle.dumps(value))).load()
+
+    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    assert read(ByGetattr(_MEM_FORMAT_ENCODING, member.name)) is member
+    with pytest.raises(pickle.UnpicklingError, match="attribute '__init__'"):
+        read(ByGetattr(Metadata, "__init__"))
+
+
 def test_steps_in_a_directory(tmp_path: Path) -> None:
     for name in ("step-00000010", "step-00000009", "step-123456789", ".tmp-step-00000011-ab", "step-1", "latest"):
         (tmp_path / name).mkdir()

@@ -6,6 +6,7 @@ but the index's own classes. When to save, and what a whole checkpoint is, belon
 
 from __future__ import annotations
 
+import enum
 import pickle
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 _ALLOWED = {
     "pathlib": {"PosixPath"},  # where it was saved; not used
+    "pathlib._local": {"PosixPath"},  # its name in Python 3.13
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},
     "torch._utils": {"_rebuild_device"},
@@ -41,10 +43,19 @@ class IndexUnpickler(pickle.Unpickler):
     """Unpickles a checkpoint's index and nothing else; UnpicklingError names what has no place in it."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return enum_member  # how Python 3.11.0 to 3.11.3 pickle a member of an Enum
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+
+
+def enum_member(kind: Any, name: str) -> Any:
+    """The member of an Enum, and no other attribute of anything."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
+        raise pickle.UnpicklingError(f"attribute {name!r} of {kind!r} has no place in a checkpoint")
+    return kind[name]
 
 
 class DataReader(FileSystemReader):
