@@ -77,7 +77,8 @@ def set_aside_other_run(folder: Folder, run: Run) -> str:
         number += 1
         target = shelf / f"{run.run}.{stored}.{number}"
     target.mkdir(parents=True)
-    for path in folder.run_dir.iterdir():
+    # config.yaml last: as long as it lies there, an interrupted move is taken up again
+    for path in sorted(folder.run_dir.iterdir(), key=lambda path: path.name == "config.yaml"):
         if path.name != "lock" and not path.name.startswith(".lock"):
             path.rename(target / path.name)
     if (target / FINISHED).exists():  # Snakemake deleted the output before it ran the rule anew
@@ -86,14 +87,19 @@ def set_aside_other_run(folder: Folder, run: Run) -> str:
 
 
 def read_fingerprint(path: Path) -> str | None:
-    """The fingerprint in a resolved config, None where there is no such file."""
+    """The fingerprint in a resolved config, None where there is no such file; UserError where it says none."""
     try:
         tree = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         return None
     except yaml.YAMLError:
-        return "unreadable"
-    return str(tree.get("fingerprint", "unknown")) if isinstance(tree, dict) else "unreadable"
+        tree = None
+    if isinstance(tree, dict) and "fingerprint" in tree:
+        return str(tree["fingerprint"])
+    raise UserError(
+        f"{path} does not say whose run lies in its directory (no fingerprint in it): nothing was started or moved. "
+        "Remove that file to go on with the run, or move the directory away to start anew"
+    )
 
 
 def check_trained(folder: Folder, run: Run) -> None:
@@ -127,7 +133,10 @@ def keep_finished(folder: Folder) -> None:
 def publish(source: Path, target: Path) -> None:
     """A copy that appears whole or not at all."""
     beside = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(source, beside)
+    with source.open("rb") as old, beside.open("wb") as new:
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())  # else a power cut may leave the new name on an empty file
     beside.replace(target)
 
 
@@ -184,7 +193,12 @@ def open_attempt(spec: Spec, folder: Folder, run: Run) -> None:
     """Write config.yaml, spec.json and the beginning of attempt.json."""
     Path(spec.launch_dir).mkdir(parents=True)
     tree = run.model_dump(mode="json") | {"fingerprint": run.fingerprint()}
-    Path(spec.config_path).write_text(yaml.safe_dump(tree, sort_keys=False))
+    beside = Path(spec.config_path).with_name(
+        ".config.yaml"
+    )  # a torn one would tell nothing of the run that lies there
+    beside.write_text(yaml.safe_dump(tree, sort_keys=False))
+    publish(beside, Path(spec.config_path))
+    beside.unlink()
     spec.write(Path(spec.launch_dir) / "spec.json")
     _write_attempt(spec, {"start": time.time(), "verdict": None, "status": None})
 

@@ -97,7 +97,8 @@ def status_of(one: RunFiles, now_s: float) -> tuple[str, str | None]:
     if math.isnan(number(last.facts.get("end"))):
         return ("running", None) if beating else ("failed", f"no end was recorded of attempt {last.number}")
     if verdict == "again":
-        return "running", None
+        waits = "stopped and saved, to be run again; where no job is queued, start the workflow once more"
+        return "running", None if beating else f"attempt {last.number} {waits}"
     if verdict == "finished":
         return "failed", f"attempt {last.number} says finished, but train.json does not"
     return "failed", None
