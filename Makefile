@@ -53,7 +53,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(if $(TORCH_INDEX),$(INSTALL) --index-url $(TORCH_INDEX) torch)
+	$(if $(TORCH_INDEX),$(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(INSTALL) --editable .
 	@touch $@
 

@@ -41,8 +41,8 @@ rule smoke_test:
 
 # A rule that needs every evaluation never runs when one run failed; the tables are wanted all the same.
 onsuccess:
-    shell("{sys.executable} -m trainpkg summarise {CONFIG_ARGUMENTS}")
+    shell("{sys.executable:q} -m trainpkg summarise {CONFIG_ARGUMENTS}")
 
 
 onerror:
-    shell("{sys.executable} -m trainpkg summarise {CONFIG_ARGUMENTS}")
+    shell("{sys.executable:q} -m trainpkg summarise {CONFIG_ARGUMENTS}")

@@ -55,9 +55,10 @@ def topology(run: Run) -> str:
     """What a smoke test proves: nodes x GPUs, GPU type, strategy, backend. Two runs that share it share the test."""
     nodes = min(run.launch.nodes, run.smoke.max_nodes)
     gpus = "all" if run.launch.gpus_per_node is None else str(run.launch.gpus_per_node)
-    device = run.slurm.gpu_type or run.launch.device
+    device = run.launch.device if run.launch.device == "cpu" else run.slurm.gpu_type or run.launch.device
     strategy = run.strategy_for(2 if run.num_ranks is None else run.num_ranks)
-    return f"{nodes}x{gpus}-{device}-{strategy}-{run.launch.backend}"
+    library = "" if run.launch.dist_backend == "auto" else f"-{run.launch.dist_backend}"
+    return f"{nodes}x{gpus}-{device}-{strategy}-{run.launch.backend}{library}"
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,6 +74,15 @@ def test_two_nodes_with_nothing_but_the_jobs_number(lab: Lab, shared_dir: Path) 
     job.nothing_left()
 
 
+def test_whole_nodes_bring_all_their_gpus(lab: Lab, shared_dir: Path) -> None:
+    """An exclusive job that named no GPUs: its steps get none unless they ask."""
+    job = SlurmLaunch(lab, shared_dir, {"where": "slurm", "nodes": 2, "device": "auto"}, "--nodes=2", "--exclusive")
+    assert job.status() == 0, job.output
+    plan = json.loads((shared_dir / "run/launch/1/0/plan.json").read_text())
+    assert [node["num_ranks"] for node in plan["nodes"]] == [4, 4]
+    assert plan["gpus"] == [["0", "1", "2", "3"]] * 2
+
+
 def test_fewer_nodes_than_the_job_has(lab: Lab, shared_dir: Path) -> None:
     job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=3")
     assert job.status() == 0, job.output

@@ -54,7 +54,7 @@ class Slurm(Section):
         "auto", "How GPUs are asked for, whatever torch uses; auto: gres, or none where launch.device is cpu."
     )
     cpus_per_task: int = execution(4, "CPUs of each node's launcher and all its ranks.", ge=1)
-    mem_mb: int | None = execution(None, "Memory per node in MB; 0: all of the node.", ge=0)
+    mem_mb: int | None = execution(None, "Memory per node in MB; 0: what Slurm gives by default (DefMemPerNode).", ge=0)
     runtime: str | None = execution(None, "Time limit: minutes, or text such as 12h.")
     signal: str | None = execution(
         "USR2@120", "Warning signal and seconds before the limit; null: none (the clock still works).",

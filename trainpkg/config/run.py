@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+import os
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
 from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
@@ -63,12 +64,23 @@ class Run(Section):
         return flatten(self.model_dump(mode="json"))
 
 
+def expanded(text: str) -> str:
+    """A path with `~` and variables put in, once and for all: rules, launcher and tables must mean the same folder."""
+    path = os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111
+    if "$" in path or path.startswith("~"):
+        raise ValueError(f"{path!r} still holds a variable or user that this machine does not know")
+    return path
+
+
+Place = Annotated[str, AfterValidator(expanded)]
+
+
 class Workflow(Section):
     """config/config.yaml: where things are, and sections for all runs that recipe and sheet may override."""
 
-    results_dir: str = execution("results", "Where everything is written; on a cluster a scratch file system.")
-    sheet: str = execution("config/runs.tsv", "The sheet of runs: one row per run.")
-    recipes: str = execution("config/recipes", "Folder of the recipes.")
+    results_dir: Place = execution("results", "Where everything is written; on a cluster a scratch file system.")
+    sheet: Place = execution("config/runs.tsv", "The sheet of runs: one row per run.")
+    recipes: Place = execution("config/recipes", "Folder of the recipes.")
     checkpoint: Checkpoint = execution(Checkpoint(), "Saving.")
     logging: Logging = execution(Logging(), "Records.")
     evaluate: Evaluate = execution(Evaluate(), "Evaluation.")

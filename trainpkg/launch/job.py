@@ -68,6 +68,10 @@ def launch(run: Run, stage: str, out: Path, *, where: str | None = None, retry: 
         attempt.refuse_repetition(folder, retry)
         spec, in_step, job_hosts = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
         attempt.open_attempt(spec, folder, run)
+        if job and spec.where == "local" and (where or run.launch.where) == "auto":
+            screen.say(
+                f"warning: this is Slurm job {job}, but there is no srun here: all nodes are simulated on this one"
+            )
         screen.say(f"{spec.tag}: {spec.num_nodes} node(s) by {spec.where}, logs in {spec.launch_dir}")
         outcome = asyncio.run(Job(spec, screen, held, in_step, job_hosts).run())
         return _finish(spec, folder, outcome, screen)
@@ -93,6 +97,8 @@ def plan_attempt(
         "deadline": places.end_of_job(allocation, fields),
         "cpus_per_task": min(run.slurm.cpus_per_task, cpus_per_node(allocation, fields)),
     }
+    if run.launch.gpus_per_node is None and run.launch.device != "cpu":
+        more["step_gpus"] = places.gpus_of_exclusive_job(fields, hosts)
     spec = attempt.make_spec(run, folder, hosts, "slurm", **(more | dict(overrides)))
     return spec, "SLURM_STEP_ID" in env, places.hosts_of_job(allocation, fields, None)
 

@@ -8,6 +8,7 @@ beats missed on the reader's own clock (hosts' clocks differ), free the lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -44,13 +45,13 @@ class Lock:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
-            held = _read(self.path)
-            if held is not None and held.get("token") != self.holder["token"]:
-                self.lost.set()
-                return
-            self.holder["beat"] += 1
-            self.holder["beat_unix_s"] = time.time()
             try:
+                held = _read(self.path)
+                if held is not None and held.get("token") != self.holder["token"]:
+                    self.lost.set()
+                    return
+                self.holder["beat"] += 1
+                self.holder["beat_unix_s"] = time.time()
                 _replace(self.path, self.holder)
             except OSError as error:  # a full disk must not end the run; three beats are three tries
                 print(f"trainpkg: lock {self.path}: no beat written: {error.strerror}", file=sys.stderr)
@@ -137,7 +138,13 @@ def _replace(path: Path, holder: dict[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """The holder; an empty mapping for a file that a crash left unreadable; None where there is no file."""
     try:
-        held = json.loads(path.read_text())
+        try:
+            text = path.read_text()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            text = path.read_text()  # a network file system held the file that another host has replaced meanwhile
+        held = json.loads(text)
     except FileNotFoundError:
         return None
     except ValueError:

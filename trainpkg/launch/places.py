@@ -20,7 +20,7 @@ import trainpkg
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes
 from trainpkg.launch.failure import signal_name
-from trainpkg.launch.grammar import expand_hosts
+from trainpkg.launch.grammar import expand_hosts, parse_gres
 from trainpkg.launch.ranks import last_lines
 from trainpkg.launch.slurm import Allocation
 from trainpkg.launch.spec import Spec
@@ -64,6 +64,8 @@ def srun_command(spec: Spec, job_hosts: list[str], in_step: bool) -> list[str]:
     command = ["srun", f"--nodes={num}", f"--ntasks={num}", "--ntasks-per-node=1"]
     command += [f"--cpus-per-task={spec.cpus_per_task}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=60"]
     command += ["--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
+    if spec.step_gpus:
+        command.append(f"--gres=gpu:{spec.step_gpus}")
     if job_hosts and job_hosts != spec.hosts:
         command.append(f"--nodelist={','.join(spec.hosts)}")
     if in_step:
@@ -93,13 +95,32 @@ def ask_slurm(job_id: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", asked.stdout.splitlines()[0]))
 
 
+def gpus_of_exclusive_job(fields: Mapping[str, str], hosts: list[str]) -> int:
+    """GPUs per node that srun must ask for to get any: all, where the job has whole nodes and named no GPUs.
+
+    Seen with Slurm 22.05: `--exclusive` without GPUs gives a step none, though no other job may have them; a step that
+    asks gets them. Jobs that named GPUs hand them on to their steps.
+    """
+    named = any(name.startswith("Tres") and "gpu" in value for name, value in fields.items())
+    if named or fields.get("OverSubscribe") != "NO":
+        return 0
+    command = ["scontrol", "show", "node", ",".join(hosts), "--oneliner"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    shown = re.findall(r"(?:^|\s)Gres=(\S+)", asked.stdout)
+    counts = [sum(g.count for g in parse_gres(text) if g.name == "gpu") for text in shown if text != "(null)"]
+    return min(counts) if len(counts) == len(hosts) else 0
+
+
 def hosts_of_job(allocation: Allocation, fields: Mapping[str, str], num_nodes: int | None) -> list[str]:
     """The first `num_nodes` hosts of the job (None: all), in Slurm's order. Raises UserError when it has fewer."""
     hosts = list(allocation.hosts) or expand_hosts(fields.get("NodeList", ""), "NodeList of `scontrol show job`")
     if num_nodes is not None and len(hosts) < num_nodes:
         raise UserError(
             f"launch.nodes = {num_nodes}, but Slurm job {allocation.job_id} has {len(hosts)} node(s): "
-            f"{','.join(hosts)}. Ask Slurm for as many, or set launch.nodes"
+            f"{','.join(hosts)}. Ask Slurm for as many, set launch.nodes, or launch.where: local to simulate them here"
         )
     return hosts[:num_nodes]
 

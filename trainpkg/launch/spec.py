@@ -55,6 +55,7 @@ class Spec:
     cpus_per_task: int = 1
     code_hash: str = ""
     slurm_job_id: str | None = None
+    step_gpus: int = 0  # per node, to be asked of srun: a step of an exclusive job gets none by itself
 
     @property
     def tag(self) -> str:

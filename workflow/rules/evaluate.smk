@@ -19,5 +19,5 @@ rule evaluate:
     params:
         python=sys.executable,
     shell:
-        "{params.python} -m trainpkg launch evaluate {resources.config_args} --run {wildcards.run}"
-        " --retry {resources.retry} --out {output} 2>&1 | tee -i {log}"
+        "{params.python:q} -m trainpkg launch evaluate {resources.config_args} --run {wildcards.run:q}"
+        " --retry {resources.retry} --out {output:q} 2>&1 | tee -i {log:q}"

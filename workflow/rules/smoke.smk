@@ -18,5 +18,5 @@ rule smoke:
         python=sys.executable,
         run=lambda wildcards: run_of(wildcards).run,
     shell:
-        "{params.python} -m trainpkg launch smoke {resources.config_args} --run {params.run}"
-        " --retry {resources.retry} --out {output} 2>&1 | tee -i {log}"
+        "{params.python:q} -m trainpkg launch smoke {resources.config_args} --run {params.run:q}"
+        " --retry {resources.retry} --out {output:q} 2>&1 | tee -i {log:q}"

@@ -36,5 +36,5 @@ rule summarise:
     params:
         python=sys.executable,
     shell:
-        "{params.python} -m trainpkg summarise {resources.config_args}"
-        " --out $(dirname {output.runs})/.. > {log} 2>&1"
+        "{params.python:q} -m trainpkg summarise {resources.config_args}"
+        ' --out "$(dirname {output.runs:q})"/.. > {log:q} 2>&1'

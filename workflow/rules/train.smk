@@ -22,5 +22,5 @@ rule train:
         python=sys.executable,
         fingerprint=fingerprint,
     shell:
-        "{params.python} -m trainpkg launch train {resources.config_args} --run {wildcards.run}"
-        " --retry {resources.retry} --out {output} 2>&1 | tee -i {log}"
+        "{params.python:q} -m trainpkg launch train {resources.config_args} --run {wildcards.run:q}"
+        " --retry {resources.retry} --out {output:q} 2>&1 | tee -i {log:q}"
