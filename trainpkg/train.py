@@ -100,6 +100,10 @@ def loop(t: Training) -> str:
     """Step, record, evaluate, save, stop: in this order, each at a step boundary that all ranks share."""
     run, state, max_steps = t.run, t.state, t.run.train.max_steps
     time_before, entered = state.time_s, time.monotonic()
+
+    def tick() -> None:
+        state.time_s = time_before + time.monotonic() - entered
+
     while state.step < max_steps:
         t.meter.begin()
         lr = optim.learning_rate(run.optim, state.step, max_steps)
@@ -121,12 +125,13 @@ def loop(t: Training) -> str:
         is_last = state.step >= max_steps
         records = is_last or state.step % run.logging.every_steps == 0
         stops = False
+        tick()  # before the record of this step is written, and again before each that takes its time from the state
         if records or t.cadence.due(state.step):
             stops = meet(t, lr, grad_norm, records)
-        state.time_s = time_before + time.monotonic() - entered
+        tick()
         if is_last or state.step % run.logging.eval_every_steps == 0:
             evaluate_now(t)
-            state.time_s = time_before + time.monotonic() - entered
+            tick()
         t.checkpoints.maybe_save(state.step)
         if stops and not is_last:
             t.checkpoints.save(state.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -57,8 +58,10 @@ def test_result_of_training(trained: dict[str, Path]) -> None:
         "value": result["final"]["accuracy"],
         "step": 8,
     }
-    kinds = [json.loads(line)["kind"] for line in (trained["digits"] / "metrics.jsonl").read_text().splitlines()]
-    assert kinds == ["train"] * 4 + ["eval"]
+    lines = [json.loads(line) for line in (trained["digits"] / "metrics.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["train"] * 4 + ["eval"]
+    assert lines[0]["time_s"] >= 2 * lines[0]["step_time_s"], "the step that a record closes is part of its time"
+    assert all(one["time_s"] < other["time_s"] for one, other in itertools.pairwise(lines))
 
 
 def record_writes() -> None:
