@@ -85,7 +85,9 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     optimizer = optim.build(run.optim, strategy.module)
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
     order = Order(splits.train.num_samples, run.seed)
-    strategy.warm_up(task.loss, splits.train.batch(order.indices(0, train.global_batch // ctx.world_size)))
+    # A micro-batch, as the loop's: all that accumulation keeps apart would not fit into memory at once.
+    micro_batch = train.global_batch // (ctx.world_size * train.accumulation)
+    strategy.warm_up(task.loss, splits.train.batch(order.indices(0, micro_batch)))
     state, loss = TrainState(), RunningLoss(ctx.device)
     checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, optimizer, state, loss)
     checkpoints.clear_interrupted()

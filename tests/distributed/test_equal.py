@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,26 @@ def test_strategies_equal_one_process(
         if one["kind"] == "train":
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
             assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-2)
+
+
+def say_batch_sizes() -> None:
+    from trainpkg.tasks.images import Images
+
+    plain = Images.loss
+
+    def loss(self: Images, model: Any, batch: Any) -> torch.Tensor:
+        print(f"batch of {len(batch[1])};", flush=True)
+        return plain(self, model, batch)
+
+    Images.loss = loss  # type: ignore[method-assign]
+
+
+def test_no_pass_of_training_is_larger_than_a_micro_batch(tmp_path: Path) -> None:
+    run = config("digits", strategy="ddp", train__accumulation=4, train__max_steps=2)
+    ranks = run_ranks(run, tmp_path, 2, before=say_batch_sizes)
+    for log in ranks.logs:
+        sizes = re.findall(r"batch of (\d+);", log.read_text())
+        assert sizes == ["6"] * (1 + 2 * 4), "the pass that warms up, then four a step"
 
 
 def die_at_step_6() -> None:
