@@ -43,7 +43,7 @@ def evaluate(ctx: RankContext, strategy: Single, task: tasks.Task, splits: data.
 
 
 def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
-    """Evaluate the newest whole checkpoint of the run; rank 0 writes `out`. UserError where there is none."""
+    """Evaluate the run's last checkpoint; rank 0 writes `out`. UserError where it is missing or damaged."""
     run = for_any_ranks(run)
     torch.manual_seed(run.seed)
     strategy = spread(ctx, run, models.build(run.model))
@@ -51,9 +51,11 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     require_equal(ctx, "the data's digest", splits.digest)
     state = TrainState()
     folder = Path(spec["run_dir"]) / "checkpoints"
-    name = Checkpoints(ctx, folder, run, strategy, None, state, RunningLoss(ctx.device)).load_latest()
+    checkpoints = Checkpoints(ctx, folder, run, strategy, None, state, RunningLoss(ctx.device))
+    name = checkpoints.load_latest()
     if name is None:
         raise UserError(f"{folder} holds no whole checkpoint; train the run first")
+    require_trained(state.step, run.train.max_steps, folder, checkpoints.passed_over)
     sums = evaluate(ctx, strategy, task, splits, run.evaluate.batch)
     found = task.metrics(sums, splits.facts)
     result, notes = metrics.strict({
@@ -70,6 +72,20 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
         ctx.say(f"{name} on {int(sums[-1])} samples: " + ", ".join(f"{k} {v:.6g}" for k, v in found.items()))
         manifest.replace_synced(Path(spec["out"]), json.dumps({**result, "notes": notes}, indent=1) + "\n")
     return "finished"
+
+
+def require_trained(step: int, max_steps: int, folder: Path, passed_over: list[str]) -> None:
+    """UserError for the weights of an unfinished run: beside those of finished ones its numbers would mislead."""
+    if step >= max_steps:
+        return
+    found = f"the newest whole checkpoint in {folder} is of step {step}, train.max_steps = {max_steps}"
+    if not passed_over:
+        raise UserError(f"{found}: the run is not finished; train it to its end first")
+    damaged = ", ".join(str(folder / name) for name in passed_over)
+    raise UserError(
+        f"{found}, and newer is but what is damaged: {damaged}. Delete it, and train.json and finished.json in "
+        f"{folder.parent}, then train the run again: it goes on from step {step}"
+    )
 
 
 def for_any_ranks(run: Run) -> Run:

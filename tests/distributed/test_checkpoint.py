@@ -90,6 +90,21 @@ def test_all_damaged_starts_anew_and_evaluation_refuses(trained: Path, tmp_path:
     assert "starts at step 0" in ranks.text() and "none of the 2 checkpoints" in ranks.text()
 
 
+def test_evaluation_refuses_an_older_checkpoint_than_the_last(trained: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    newest = run_dir / "checkpoints" / "step-00000008"
+    truncate(newest)
+    ranks = run_ranks(config(), run_dir, 2, 2, stage="evaluate", attempt=2)
+    for log in ranks.logs:
+        text = log.read_text()
+        assert "is of step 4, train.max_steps = 8, and newer is but what is damaged: " in text and str(newest) in text
+    assert not (run_dir / "evaluation.json").exists()
+    shutil.rmtree(newest)
+    ranks = run_ranks(config(), run_dir, 2, 2, stage="evaluate", attempt=3)
+    assert "is of step 4, train.max_steps = 8: the run is not finished" in ranks.text()
+
+
 def test_checkpoint_of_another_run_is_refused(trained: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(trained, run_dir)

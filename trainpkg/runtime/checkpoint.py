@@ -54,6 +54,7 @@ class Checkpoints:
         self.ctx, self.folder, self.run, self.strategy = ctx, folder, run, strategy
         self.optimizer, self.state, self.loss = optimizer, state, loss
         self._damaged: set[str] = set()  # rank 0's knowledge
+        self.passed_over: list[str] = []  # names of damaged ones newer than what was loaded, newest first, on all ranks
         self._saved_step: int | None = None
 
     def maybe_save(self, step: int) -> None:
@@ -97,6 +98,7 @@ class Checkpoints:
                 self._load(name)
                 return str(name)
             self._damaged.add(name)
+            self.passed_over.append(name)
             if self.ctx.is_main:
                 self.ctx.warn(f"checkpoint {name} is passed over: {'; '.join(problems)}")
         if names and self.ctx.is_main:
