@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import pickle
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -26,8 +26,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 _ALLOWED = {
-    "pathlib": {"PosixPath"},  # where it was saved; not used
-    "pathlib._local": {"PosixPath"},  # its name in Python 3.13
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},
     "torch._utils": {"_rebuild_device"},
@@ -45,6 +43,8 @@ class IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
             return enum_member  # how Python 3.11.0 to 3.11.3 pickle a member of an Enum
+        if name == "PosixPath" and module in ("pathlib", "pathlib._local"):
+            return PosixPath  # where it was saved, which is not used; Python 3.13 alone has the second module
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
