@@ -91,14 +91,27 @@ def reduction(ctx: RankContext) -> Outcome:
     """All-reduces of known values, small and large; every element on every rank."""
     wrong = 0
     for size in (1, 1_000, 1_000_003):
-        values = torch.arange(size, device=ctx.device, dtype=torch.float32) % 1024 * (ctx.rank + 1)
+        values = known_values(size, ctx.rank, ctx.device)
         dist.all_reduce(values)
-        right = torch.arange(size, device=ctx.device) % 1024 * (ctx.world_size * (ctx.world_size + 1) // 2)
-        wrong += int((values != right.float()).sum().item())
+        wrong += int((values != known_sums(size, ctx.world_size, ctx.device)).sum().item())
     counts = [int(row[0]) for row in gather_rows(ctx, [wrong])]
     bad = {rank: count for rank, count in enumerate(counts) if count}
     problem = f"all-reduce gave wrong values: elements per rank {bad}" if bad else None
     return Outcome(problem, "sums of 1, 1,000 and 1,000,003 values are right on all ranks", {})
+
+
+def known_values(size: int, rank: int, device: torch.device) -> Tensor:
+    """What a rank sends, fp32 [size]: small whole numbers, so that every partial sum in any order is exact.
+
+    The largest sum stays below 2^24 up to 32,768 ranks.
+    """
+    return (torch.arange(size, device=device) % 32 * (rank % 32 + 1)).float()
+
+
+def known_sums(size: int, world_size: int, device: torch.device) -> Tensor:
+    """What all ranks then have, fp32 [size]."""
+    weight = sum(rank % 32 + 1 for rank in range(world_size))
+    return (torch.arange(size, device=device) % 32 * weight).float()
 
 
 def network(ctx: RankContext, megabytes: float) -> Outcome:
