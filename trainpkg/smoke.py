@@ -151,9 +151,10 @@ def checkpoint(smoke: Smoke) -> Outcome:
 
 
 def _fresh(smoke: Smoke) -> tuple[Single, torch.optim.Optimizer]:
+    """The run's model and strategy, at a learning rate and without the dropout that could hide a falling loss."""
     seed_all(mix("weights", smoke.run.seed))
-    strategy = spread(smoke.ctx, smoke.run, models.build(smoke.run.model))
-    config = smoke.run.optim.model_copy(update={"lr": min(smoke.run.optim.lr, 1e-3)})
+    strategy = spread(smoke.ctx, smoke.run, models.build(smoke.run.model.model_copy(update={"dropout": 0.0})))
+    config = smoke.run.optim.model_copy(update={"lr": 1e-3})
     return strategy, optim.build(config, strategy.module)
 
 

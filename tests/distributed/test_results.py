@@ -119,6 +119,12 @@ def test_smoke_proves_every_check(tmp_path: Path, base: str, strategy: str, node
     assert not list((tmp_path / "launch" / "1").glob("shared*")), "cleaned up"
 
 
+@pytest.mark.parametrize("lr", [1e-9, 10.0])
+def test_smoke_refuses_no_run_for_its_learning_rate_or_dropout(tmp_path: Path, lr: float) -> None:
+    run_ranks(config(strategy="ddp", optim__lr=lr, model__dropout=0.9), tmp_path, 2, stage="smoke")
+    assert json.loads((tmp_path / "smoke.json").read_text())["ok"]
+
+
 def test_smoke_names_a_rank_in_the_wrong_place(tmp_path: Path) -> None:
     nodes = [{"host": "sim0", "index": 0, "rank_offset": 0, "num_ranks": 1}]
     nodes.append({"host": "other", "index": 1, "rank_offset": 1, "num_ranks": 1})
