@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -119,8 +119,11 @@ class Fsdp(Single):
         bf16 = run.train.precision == "bf16"
         # Gradients are summed in fp32 whatever the precision of the passes.
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else None
+        world = dist.group.WORLD
+        assert world is not None, "ranks join before a model is spread"
         settings: dict[str, Any] = {
-            "mesh": init_device_mesh(ctx.device.type, (ctx.world_size,), mesh_dim_names=("shard",)),
+            # The very group of `distributed`, so that its collective timeout holds here too.
+            "mesh": DeviceMesh.from_group(world, ctx.device.type, mesh_dim_names=("shard",)),
             "reshard_after_forward": run.fsdp.reshard_after_forward,
             "mp_policy": policy or MixedPrecisionPolicy(),
         }
