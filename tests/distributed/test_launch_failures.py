@@ -132,6 +132,27 @@ def test_a_node_that_dies_at_the_roll_call(tmp_path: Path) -> None:
     assert "0 GPUs are visible where launch.gpus_per_node = 1 asks for 1" in failed.last_line
 
 
+def test_an_interface_that_no_node_has_ends_the_roll_call(tmp_path: Path) -> None:
+    failed = Launch(tmp_path / "run", TWO | {"env": {"GLOO_SOCKET_IFNAME": "nosuch0"}}).run()
+    assert failed.status == 1, failed.output
+    for word in ("node ", "(sim", "GLOO_SOCKET_IFNAME is 'nosuch0', but this host has the interfaces lo"):
+        assert word in failed.last_line
+    assert failed.seconds < 10
+
+
+def test_a_node_that_cannot_open_its_log_says_so(tmp_path: Path) -> None:
+    """An OSError between `go` and the ranks' start: here a folder has the name of its log."""
+
+    def block(launch: Launch, process: subprocess.Popen[bytes]) -> None:
+        launch.wait_for_line("4 of 4 ranks joined")
+        (launch.folder / "launch/1/1/node-1.log").mkdir(parents=True)
+
+    environment = LONG | {"TEST_BAD": "kill:1:40:0"}
+    failed = Launch(tmp_path / "run", TWO | {"max_restarts": 1}, environment=environment).run(block)
+    assert failed.status == 1, failed.output
+    assert "node 1 (sim1) could not start its ranks: [Errno 21] Is a directory" in failed.last_line
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_the_launch(tmp_path: Path, signum: int) -> None:
     def end(launch: Launch, process: subprocess.Popen[bytes]) -> None:

@@ -66,6 +66,7 @@ def gather(spec: Spec, index: int, env: Mapping[str, str]) -> NodeFacts:
         device = ("cuda" if gpus else "cpu") if spec.device == "auto" else spec.device
         granted = gpus if spec.where == "slurm" and env.get("CUDA_VISIBLE_DEVICES") else []
         num_ranks = count_ranks(spec, index, device, gpus if device == "cuda" else granted)
+        network.interface_environment("", dict(env) | spec.env)  # the user's GLOO_SOCKET_IFNAME must exist here
     except UserError as error:
         trouble = str(error)
     return NodeFacts(

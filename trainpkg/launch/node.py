@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -176,11 +177,27 @@ class Node:
         self.tell({"type": "probed", "generation": message["generation"], "errors": errors})
 
     async def _go(self, message: Message) -> None:
-        """Start this node's ranks of a new generation."""
+        """Start this node's ranks of a new generation. What stands in the way is told: a silent node hangs the job."""
+        try:
+            await self._start_ranks(message)
+        except (StartFailed, UserError, OSError, subprocess.SubprocessError) as error:
+            if isinstance(error, StartFailed):
+                self.ranks.abandon()
+            else:
+                self.ranks.forget_unborn()  # those that live end as always
+            details = error.details if isinstance(error, StartFailed) else ""
+            failed = {"message": f"could not start its ranks: {error}", "details": details}
+            self.tell({"type": "start_failed", "generation": message["generation"], **failed})
+            self.say(f"start failed: {error}\n{details}")
+        if self.greeter is not None:
+            self.greeter.listener.close()  # rank 0 holds it now
+            self.greeter = None
+
+    async def _start_ranks(self, message: Message) -> None:
         generation = message["generation"]
         if generation > 0:
-            self.log.close()
-            self.log = self._open_log(generation)
+            old, self.log = self.log, self._open_log(generation)
+            old.close()
         plan = make_plan(
             self.spec.hosts,
             expand_counts(message["counts"]),
@@ -193,18 +210,11 @@ class Node:
         folder = self.spec.generation_dir(generation)
         logs = {mine.rank_offset + k: folder / f"rank-{mine.rank_offset + k}.log" for k in range(mine.num_ranks)}
         self.ranks.begin(generation, logs)
-        try:
-            await self._starter_ready()
-            for local_rank, (rank, log) in enumerate(logs.items()):
-                self.starter.start(self._order(plan, local_rank, rank, log, message["device"]))
-        except StartFailed as error:
-            self.say(f"start failed: {error}\n{error.details}")
-            self.ranks.abandon()
-            text = {"message": f"could not start its ranks: {error}", "details": error.details}
-            self.tell({"type": "start_failed", "generation": generation, **text})
-        if self.greeter is not None:
-            self.greeter.listener.close()  # rank 0 holds it now
-            self.greeter = None
+        await self._starter_ready()
+        # all of them before the first start: none runs when one cannot be made
+        orders = [self._order(plan, k, rank, log, message["device"]) for k, (rank, log) in enumerate(logs.items())]
+        for order in orders:
+            self.starter.start(order)
 
     async def _starter_ready(self) -> None:
         try:
