@@ -173,7 +173,10 @@ class Node:
         return answer | {"port": listener.getsockname()[1]}
 
     async def _probe(self, message: Message) -> None:
-        errors = {a: await probe(a, message["port"], message["token"]) for a in message["addresses"]}
+        """Try all addresses at once: several dead ones in turn would outlast the coordinator's patience."""
+        addresses = message["addresses"]
+        found = await asyncio.gather(*(probe(a, message["port"], message["token"]) for a in addresses))
+        errors = dict(zip(addresses, found, strict=True))
         self.tell({"type": "probed", "generation": message["generation"], "errors": errors})
 
     async def _go(self, message: Message) -> None:
