@@ -149,6 +149,16 @@ def test_ports_that_this_kernel_gives_away_are_passed_over(monkeypatch: pytest.M
         assert listener.getsockname()[1] == next(candidate_ports("whole"))
 
 
+def test_one_listener_serves_both_families_where_a_host_has_both() -> None:
+    assert network.listen_address(["10.0.0.1", "10.1.0.1"]) == network.listen_address([]) == "0.0.0.0"
+    assert network.listen_address(["10.0.0.1", "fd00::2"]) == "::"
+    if not any(":" in entry.address for entry in network.own_addresses()):
+        pytest.skip("no IPv6 here")
+    with bind_port("::", "both") as listener:
+        port = listener.getsockname()[1]
+        assert [connect_check(address, port, 1) for address in ("127.0.0.1", "::1")] == [None, None]
+
+
 def test_no_free_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with bind_port("127.0.0.1", "full") as listener:
         monkeypatch.setattr(network, "candidate_ports", lambda seed: iter([listener.getsockname()[1]] * 3))

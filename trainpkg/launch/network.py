@@ -14,7 +14,7 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,11 @@ def reachable_addresses() -> list[str]:
         key=lambda entry: (bool(_VIRTUAL.match(entry.interface)), ":" in entry.address, entry.address != default)
     )
     return [entry.address for entry in found]
+
+
+def listen_address(addresses: Iterable[str]) -> str:
+    """Where to listen to be reached at all of these: `::`, which `bind_port` opens for IPv4 too, if one is IPv6."""
+    return "::" if any(":" in address for address in addresses) else "0.0.0.0"
 
 
 def interface_of(address: str) -> str | None:
@@ -178,7 +183,7 @@ def bind_port(address: str, seed: str) -> socket.socket:
     """A listening socket on the first of the seed's ports that is free at `address`. The caller keeps it open.
 
     Ports that this kernel gives to outgoing connections are passed over, unless it gives out all of them. Without
-    SO_REUSEADDR: a port on which old connections linger is not fresh.
+    SO_REUSEADDR: a port on which old connections linger is not fresh. At `::` it takes IPv4 connections as well.
 
     Raises:
         UserError: the address is not this machine's, or no port is free.
@@ -195,6 +200,8 @@ def bind_port(address: str, seed: str) -> socket.socket:
             break
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
+            if address == "::":
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 too
             listener.bind((address, port))
             listener.listen(BACKLOG)
             return listener

@@ -162,8 +162,7 @@ class Node:
         answer: Message = {"type": "opened", "generation": message["generation"]}
         if self.greeter is not None:
             self.greeter.hand_on().close()
-        six = all(":" in address for address in message["addresses"])
-        address = "127.0.0.1" if self.spec.where == "local" else "::" if six else "0.0.0.0"
+        address = "127.0.0.1" if self.spec.where == "local" else network.listen_address(message["addresses"])
         seed = network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt, message["generation"])
         try:
             listener = network.bind_port(address, f"{seed}/{self.spec.run}")

@@ -76,9 +76,8 @@ class Coordinator:
         """Bind and answer from now on; returns what nodes are given as `--head`."""
         loopback = self.spec.where == "local"
         addresses = ["127.0.0.1"] if loopback else network.reachable_addresses() or ["127.0.0.1"]
-        six = all(":" in address for address in addresses)
         seed = f"head/{network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt)}/{self.spec.run}"
-        self.listener = network.bind_port("127.0.0.1" if loopback else "::" if six else "0.0.0.0", seed)
+        self.listener = network.bind_port("127.0.0.1" if loopback else network.listen_address(addresses), seed)
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         self._server = await asyncio.start_server(
             self._serve, sock=self.listener, limit=wire.MAX_LINE, backlog=network.BACKLOG
@@ -109,7 +108,7 @@ class Coordinator:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from the handshake to its end."""
-        peer = str((writer.get_extra_info("peername") or ["?"])[0])
+        peer = str((writer.get_extra_info("peername") or ["?"])[0]).removeprefix("::ffff:")  # IPv4 at a dual socket
         member = None
         try:
             await wire.admit(reader, writer, self.secret, self.spec.tag)
