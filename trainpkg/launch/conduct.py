@@ -93,7 +93,10 @@ class Conductor:
             try:
                 plan, proof = await self.coordinator.prove_plan(self.nodes, number)
             except RollCallError as error:
-                return self._finish("failed", 1, sentence=str(error))
+                if previous is None:
+                    return self._finish("failed", 1, sentence=str(error))
+                why = f"{previous.sentence} (no restart in place: {error})"  # the failure stays the cause
+                return self._finish("failed", previous.status, previous, why)
             self._announce(plan, number, proof)
             found = await self._generation(plan, number)
             if self.interrupted:
