@@ -30,7 +30,7 @@ FAKES = {
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the workflow's own files in a directory of its own."""
-    target = tmp_path / "checkout"
+    target = tmp_path / "my checkout"  # as in "My Projects"
     target.mkdir()
     shutil.copy(ROOT / "Snakefile", target)
     for folder in ("workflow", "config", "profiles", "cluster"):

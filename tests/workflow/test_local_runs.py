@@ -19,8 +19,8 @@ logging: {every_steps: 4}
 """
 
 
-def table(checkout: Path) -> dict[str, dict[str, str]]:
-    with (checkout / "results/tables/runs.csv").open() as lines:
+def table(checkout: Path, results: str = "results") -> dict[str, dict[str, str]]:
+    with (checkout / results / "tables/runs.csv").open() as lines:
         return {row["run"]: row for row in csv.DictReader(lines)}
 
 
@@ -52,15 +52,18 @@ def test_one_of_three_runs_fails_and_the_tables_are_there_all_the_same(
     (checkout / "config/recipes/tiny.yaml").write_text(TINY)
     sheet = "run\trecipe\tlaunch.device\na\ttiny\t\nb\ttiny\tcuda\nc\ttiny\t\n"
     (checkout / "config/runs.tsv").write_text(sheet)
-    (checkout / "results/smoke").mkdir(parents=True)
+    monkeypatch.setenv("WHERE", "my results")  # a variable and a blank: every rule must mean the same folder
+    (checkout / "config/config.yaml").write_text("results_dir: $WHERE/here\n")
+    results = "my results/here"
+    (checkout / results / "smoke").mkdir(parents=True)
     for topology in ("1xall-cpu-single-spawn", "1xall-cuda-ddp-spawn"):
-        (checkout / f"results/smoke/{topology}.json").write_text("{}")  # the demo runs real ones
+        (checkout / results / f"smoke/{topology}.json").write_text("{}")  # the demo runs real ones
     done = snakemake(status=1, timeout=280)
     assert "0 GPUs are visible" in done.stdout + done.stderr, "the cause is on the screen"
-    rows = table(checkout)
+    rows = table(checkout, results)
     assert {run: row["status"] for run, row in rows.items()} == {"a": "finished", "b": "failed", "c": "finished"}
     assert rows["a"]["eval_accuracy"]
     assert "0 GPUs are visible" in rows["b"]["cause"]
     (checkout / "config/runs.tsv").write_text(sheet.replace("cuda", "cpu"))
     snakemake(timeout=280)
-    assert {row["status"] for row in table(checkout).values()} == {"finished"}, "the failed run is made up for"
+    assert {row["status"] for row in table(checkout, results).values()} == {"finished"}, "the failed run is made up for"
