@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 
 FAKES = {
-    # What the executor asks at start-up, and then of each job: submitted, and at once failed, so that Snakemake ends.
-    "sbatch": 'printf "%s\\n" "$#" "$@" >> "$FAKE_SLURM/sbatch.log"; echo 4242',
-    "squeue": 'echo "4242|FAILED"',
+    # What the executor asks at start-up, and then of each job: it is submitted, and runs for ever.
+    "sbatch": 'printf "%s\\n" "$@" > "$FAKE_SLURM/.$$" && mv "$FAKE_SLURM/.$$" "$FAKE_SLURM/job-$$" && echo 4242',
+    "squeue": 'echo "4242|RUNNING"',
     "sinfo": "echo 'slurm 24.11'",
     "scontrol": "echo 'MinJobAge = 300 sec'",
     "sacct": "exit 0",
@@ -40,7 +40,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Slurm's commands in front of the PATH; `sbatch.log` holds what was submitted: a count, then so many arguments."""
+    """Slurm's commands in front of the PATH; `job-*` there hold what was submitted, an argument a line."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     for name, script in FAKES.items():

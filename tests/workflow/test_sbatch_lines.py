@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import Snakemake
+from tests.workflow.conftest import SNAKEMAKE
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "sbatch.txt"
 REPAIR = "TRAINPKG_GOLDEN=write python -m pytest tests/workflow/test_sbatch_lines.py"
@@ -56,18 +59,6 @@ def sheet(checkout: Path, fake_slurm: Path) -> Path:
     return checkout
 
 
-def submitted(fake_slurm: Path) -> dict[str, str]:
-    """Rule and wildcards of each submitted job -> its sbatch line, with what differs between machines replaced."""
-    words = iter((fake_slurm / "sbatch.log").read_text().splitlines())
-    lines = {}
-    for count in words:
-        arguments = []
-        while len(arguments) < int(count):
-            arguments.append(next(words))
-        lines[comment_of(arguments)] = normalised(arguments)
-    return lines
-
-
 def comment_of(arguments: list[str]) -> str:
     return arguments[arguments.index("--comment") + 1]
 
@@ -81,28 +72,39 @@ def normalised(arguments: list[str]) -> str:
     return re.sub(r"--job-name \S+", "--job-name <name>", line)
 
 
-def train_lines(snakemake: Snakemake, fake_slurm: Path, *arguments: str) -> dict[str, str]:
-    """Submit every `train` job (smoke results are there already; fake jobs fail at once, so no rule comes after)."""
-    quick = ("--slurm-init-seconds-before-status-checks", "1", "--retries", "0", "--max-status-checks-per-second", "9")
-    done = snakemake(*arguments, *quick, status=1)
-    assert (fake_slurm / "sbatch.log").exists(), done.stderr
-    return submitted(fake_slurm)
+def train_lines(sheet: Path, fake_slurm: Path, *arguments: str) -> dict[str, str]:
+    """Rule and wildcards of each `train` job -> its sbatch line, with what differs between machines replaced.
+
+    Snakemake is killed once it has submitted all of them: nobody would ever say that they are done.
+    """
+    num_runs = len((sheet / "config/runs.tsv").read_text().splitlines()) - 1
+    with (sheet / "snakemake.log").open("w") as log:
+        process = subprocess.Popen([*SNAKEMAKE, *arguments], cwd=sheet, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while len(jobs := sorted(fake_slurm.glob("job-*"))) < num_runs:
+            assert process.poll() is None and time.monotonic() < deadline, (sheet / "snakemake.log").read_text()
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    lines = [job.read_text().splitlines() for job in jobs]
+    return {comment_of(line): normalised(line) for line in lines}
 
 
 def present_smoke_results(sheet: Path) -> None:
     from trainpkg import sheet as reader
 
-    os.chdir(sheet)
     for topology in reader.load(Path("config/config.yaml")).topologies():
         path = sheet / f"results/smoke/{topology}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
 
 
-def test_golden_lines(sheet: Path, fake_slurm: Path, snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_lines(sheet: Path, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(sheet)
     present_smoke_results(sheet)
-    lines = train_lines(snakemake, fake_slurm, "--executor", "slurm", "--profile", "cluster")
+    lines = train_lines(sheet, fake_slurm, "--executor", "slurm", "--profile", "cluster")
     text = "\n".join(f"{name}\n  sbatch {lines[name]}" for name in sorted(lines)) + "\n"
     if os.environ.get("TRAINPKG_GOLDEN") == "write":
         GOLDEN.write_text(text)
@@ -110,7 +112,7 @@ def test_golden_lines(sheet: Path, fake_slurm: Path, snakemake: Snakemake, monke
 
 
 def test_what_the_sheet_leaves_open_comes_from_the_profile(
-    sheet: Path, fake_slurm: Path, snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch
+    sheet: Path, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sheet)
     runs = "run\trecipe\tslurm.partition\tslurm.mem_mb\nopen\tdigits_ddp\t\t\nown\tdigits_ddp\tbig\t7000\n"
@@ -121,7 +123,7 @@ def test_what_the_sheet_leaves_open_comes_from_the_profile(
         f"{profile}default-resources:\n  slurm_partition: everyone\n  slurm_account: project\n  mem_mb: 3000\n"
         '  runtime: "attempt * 30"\n  qos: low\n  slurm_extra: "--reservation=training"\n'
     )
-    lines = train_lines(snakemake, fake_slurm, "--executor", "slurm", "--profile", "cluster")
+    lines = train_lines(sheet, fake_slurm, "--executor", "slurm", "--profile", "cluster")
     both = "-A project -p {} -t 30 --qos=low --mem {} --nodes=1"
     assert both.format("everyone", 3000) in lines["rule_train_wildcards_open"]
     assert both.format("big", 7000) in lines["rule_train_wildcards_own"]
@@ -131,7 +133,7 @@ def test_what_the_sheet_leaves_open_comes_from_the_profile(
 
 @pytest.mark.parametrize("how", ["two words", "one word", "environment"])
 def test_no_way_to_choose_slurm_caps_its_jobs_at_this_machines_cores(
-    how: str, sheet: Path, fake_slurm: Path, snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch
+    how: str, sheet: Path, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sheet)
     (sheet / "config/runs.tsv").write_text("\n".join(SHEET.splitlines()[:2]) + "\n")
@@ -143,6 +145,6 @@ def test_no_way_to_choose_slurm_caps_its_jobs_at_this_machines_cores(
     }[how]
     if how == "environment":
         monkeypatch.setenv("SNAKEMAKE_PROFILE", "cluster")
-    [line] = train_lines(snakemake, fake_slurm, *arguments).values()
+    [line] = train_lines(sheet, fake_slurm, *arguments).values()
     assert line.endswith("--wrap=<snakemake --cores all>")
     assert "--cpus-per-task=4" in line
