@@ -51,7 +51,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     require_equal(ctx, "the data's digest", splits.digest)
     state = TrainState()
     folder = Path(spec["run_dir"]) / "checkpoints"
-    checkpoints = Checkpoints(ctx, folder, run, strategy, None, state, RunningLoss(ctx.device))
+    checkpoints = Checkpoints(ctx, folder, run, strategy, None, state, RunningLoss(ctx.device), splits.digest)
     name = checkpoints.load_latest()
     if name is None:
         raise UserError(f"{folder} holds no whole checkpoint; train the run first")
@@ -64,6 +64,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
         "fingerprint": run.fingerprint(),
         "step": state.step,
         "checkpoint": name,
+        "data_digest": splits.digest,
         "world_size": ctx.world_size,
         "num_samples": int(sums[-1]),
         "metrics": found,

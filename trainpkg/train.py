@@ -89,7 +89,7 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     micro_batch = train.global_batch // (ctx.world_size * train.accumulation)
     strategy.warm_up(task.loss, splits.train.batch(order.indices(0, micro_batch)))
     state, loss = TrainState(), RunningLoss(ctx.device)
-    checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, optimizer, state, loss)
+    checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, optimizer, state, loss, splits.digest)
     checkpoints.clear_interrupted()
     return Training(
         ctx, run, task, splits, order, strategy, optimizer, state, loss, checkpoints,
@@ -235,6 +235,7 @@ def summary(t: Training, nodes: list[tuple[int, str]], started: float) -> dict[s
         "run": run.run,
         "recipe": run.recipe,
         "fingerprint": run.fingerprint(),
+        "data_digest": t.splits.digest,
         "status": "finished",
         "attempt": ctx.attempt,
         "generation": ctx.generation,

@@ -50,7 +50,9 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None,
         state: TrainState,
         loss: RunningLoss,
+        data_digest: str | None = None,
     ) -> None:
+        self.data_digest = data_digest  # None: data play no part, and none are compared
         self.ctx, self.folder, self.run, self.strategy = ctx, folder, run, strategy
         self.optimizer, self.state, self.loss = optimizer, state, loss
         self._damaged: set[str] = set()  # rank 0's knowledge
@@ -89,7 +91,8 @@ class Checkpoints:
         """Load the newest whole checkpoint and return its name; None where there is none.
 
         Damaged and partial ones are passed over with a warning that names the file and what is wrong with it.
-        UserError for a checkpoint of another run (fingerprint).
+        UserError for a checkpoint of another run (fingerprint) or of other data (digest), and for files that cannot be
+        read: they may be whole.
         """
         names = broadcast_object(self.ctx, step_names(self.folder) if self.ctx.is_main else None)
         for name in names:
@@ -135,6 +138,7 @@ class Checkpoints:
             "format": FORMAT,
             **dataclasses.asdict(self.state),
             "fingerprint": self.run.fingerprint(),
+            "data_digest": self.data_digest,
             "seed": self.run.seed,
             "global_batch": self.run.train.global_batch,
             "world_size": self.ctx.world_size,
@@ -184,24 +188,36 @@ class Checkpoints:
     # -- loading
 
     def _problems(self, name: str) -> list[str]:
-        """What is wrong with a checkpoint, equal on all ranks: sizes by rank 0, checksums shared out over the ranks."""
+        """What is wrong with a checkpoint, equal on all ranks: sizes by rank 0, checksums shared out over the ranks.
+
+        UserError on all ranks where one of them cannot read a file.
+        """
         files: manifest.Files = {}
-        problem = None
+        found: list[str | None] = []
+        refused = None
         if self.ctx.is_main:
             try:
                 files = manifest.read_manifest(self.folder / name)
+            except UserError as error:
+                refused = str(error)
             except ValueError as error:
-                problem = str(error)
-        files, problem = broadcast_object(self.ctx, (files, problem))
-        if problem is not None:
-            return [problem]
-        share = sorted(files)[self.ctx.rank :: self.ctx.world_size]
-        found = [manifest.wrong_checksum(self.folder / name, file, files[file]) for file in share]
-        return [text for texts in gather_objects(self.ctx, found) for text in texts if text]
+                found = [str(error)]
+        files, found, refused = broadcast_object(self.ctx, (files, found, refused))
+        if not found and refused is None:
+            share = sorted(files)[self.ctx.rank :: self.ctx.world_size]
+            try:
+                found = [manifest.wrong_checksum(self.folder / name, file, files[file]) for file in share]
+            except UserError as error:
+                refused = str(error)
+        outcomes = gather_objects(self.ctx, (found, refused))
+        for _, refusal in outcomes:
+            if refusal is not None:
+                raise UserError(refusal)
+        return list(dict.fromkeys(text for texts, _ in outcomes for text in texts if text))
 
     def _load(self, name: str) -> None:
         root = self.folder / name
-        facts = read_facts(root, self.run)
+        facts = read_facts(root, self.run, self.data_digest)
         tensors.load(root, self.strategy.module, self.optimizer)
         for field in dataclasses.fields(self.state):
             setattr(self.state, field.name, facts.get(field.name, getattr(self.state, field.name)))
@@ -238,8 +254,8 @@ def step_names(folder: Path) -> list[str]:
     return sorted((name for name in names if _STEP.fullmatch(name)), key=step_of, reverse=True)
 
 
-def read_facts(root: Path, run: Run) -> dict[str, Any]:
-    """state.json; UserError for another format or another run's."""
+def read_facts(root: Path, run: Run, data_digest: str | None) -> dict[str, Any]:
+    """state.json; UserError for another format, another run's, or one of other data (early ones do not say which)."""
     facts: dict[str, Any] = json.loads((root / "state.json").read_text())
     if facts["format"] != FORMAT:
         raise UserError(f"{root} has format {facts['format']}, this version of trainpkg reads {FORMAT}")
@@ -247,6 +263,13 @@ def read_facts(root: Path, run: Run) -> dict[str, Any]:
         raise UserError(
             f"{root} belongs to fingerprint {facts['fingerprint']}, this run's is {run.fingerprint()}: model, data or "
             "optimisation were changed; start it through `launch`, which moves the old run aside, or name another run"
+        )
+    saved = facts.get("data_digest")
+    if None not in (saved, data_digest) and saved != data_digest:
+        raise UserError(
+            f"{root} is of data with digest {saved}, the data here have {data_digest}: train and evaluate a run on "
+            "machines with the same data (data.name = python_text is the library of the Python that runs: the same "
+            "Python everywhere), or name another run"
         )
     return facts
 

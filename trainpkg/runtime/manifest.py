@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from trainpkg.errors import UserError
+
 MANIFEST = "manifest.json"
 Files = dict[str, dict[str, Any]]
 
@@ -45,6 +47,14 @@ def replace_synced(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
+def publish_synced(waiting: Path, path: Path) -> None:
+    """Give a finished file its name, once its content would survive a power cut."""
+    with waiting.open("r+b") as stream:
+        os.fsync(stream.fileno())
+    waiting.replace(path)
+    sync_directory(path.parent)
+
+
 def describe(root: Path, names: list[str]) -> Files:
     """{name: {bytes, sha256}} of files under `root`."""
     return {name: {"bytes": (root / name).stat().st_size, "sha256": sha256_of(root / name)} for name in names}
@@ -58,7 +68,10 @@ def write_manifest(root: Path, files: Files, **facts: Any) -> None:
 
 
 def read_manifest(root: Path) -> Files:
-    """ValueError, with the reason, for a directory that is partial, or whose manifest or sizes are wrong."""
+    """ValueError, with the reason, for a directory that is partial, or whose manifest or sizes are wrong.
+
+    UserError where the file system does not let it be read, which says nothing about the content.
+    """
     path = root / MANIFEST
     try:
         body = json.loads(path.read_text())
@@ -66,29 +79,43 @@ def read_manifest(root: Path) -> Files:
         files: Files = body["files"]
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: the save was interrupted") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
     if checksum != _checksum(body):
         raise ValueError(f"{path} was altered: its checksum does not fit its content")
     for name, facts in files.items():
         try:
             size = (root / name).stat().st_size
-        except OSError as error:
+        except FileNotFoundError as error:
             raise ValueError(f"{root / name} is missing ({error.strerror})") from error
+        except OSError as error:
+            raise _unreadable(root / name, error) from error
         if size != facts["bytes"]:
             raise ValueError(f"{root / name} has {size} bytes, its manifest says {facts['bytes']}")
     return files
 
 
 def wrong_checksum(root: Path, name: str, facts: dict[str, Any]) -> str | None:
-    """What is wrong with the content of one file, None if nothing is."""
+    """What is wrong with the content of one file, None if nothing is. UserError where it cannot be read."""
     try:
         found = sha256_of(root / name)
+    except FileNotFoundError as error:
+        return f"{root / name} is missing ({error.strerror})"
     except OSError as error:
-        return f"{root / name} cannot be read ({error.strerror})"
+        raise _unreadable(root / name, error) from error
     if found != facts["sha256"]:
         return f"{root / name} is damaged: its SHA-256 is {found[:12]}..., its manifest says {facts['sha256'][:12]}..."
     return None
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    """Not damage: to pass over a checkpoint for a passing fault of the file system would throw training away."""
+    return UserError(
+        f"{path} cannot be read ({error.strerror or error}), and may be whole: mend the file system or the permissions "
+        f"and start again, or delete {path.parent} to do without it"
+    )
 
 
 def _checksum(body: dict[str, Any]) -> str:
