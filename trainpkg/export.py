@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from trainpkg import __version__
 from trainpkg.config import Run
+from trainpkg.errors import UserError
 from trainpkg.runtime import manifest, tensors
-from trainpkg.runtime.distributed import RankContext
+from trainpkg.runtime.distributed import RankContext, broadcast_object
 from trainpkg.runtime.parallel import Single
 
 
 def write_model(ctx: RankContext, run: Run, strategy: Single, folder: Path, step: int) -> None:
-    """Whole weights from any strategy, gathered to rank 0, which writes `folder`. Collective."""
+    """Whole weights from any strategy, gathered to rank 0, which writes `folder`. Collective.
+
+    UserError on all ranks where the file system refuses; what was there before stays.
+    """
     strategy.broadcast_buffers()
     weights = tensors.full_weights(strategy.module)
-    if not ctx.is_main:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    waiting = folder / ".model.safetensors.tmp"
-    save_file(weights, waiting, metadata={"format": "pt", "run": run.run, "step": str(step)})
-    waiting.replace(folder / "model.safetensors")
+    problem = _write(run, weights, folder, step) if ctx.is_main else None
+    problem = broadcast_object(ctx, problem)
+    if problem is not None:
+        raise UserError(
+            f"the weights cannot be written to {folder}: {problem}; the checkpoints hold them: free space or mend the "
+            "permissions, then start again"
+        )
+
+
+def _write(run: Run, weights: dict[str, Tensor], folder: Path, step: int) -> str | None:
+    """Both files, each whole or as before; what went wrong, None if nothing did."""
     facts: dict[str, Any] = {
         "model": run.model.model_dump(mode="json"),
         "data": run.data.model_dump(mode="json"),
@@ -35,4 +47,14 @@ def write_model(ctx: RankContext, run: Run, strategy: Single, folder: Path, step
         "num_parameters": sum(weight.numel() for weight in weights.values()),
         "trainpkg": __version__,
     }
-    manifest.replace_synced(folder / "config.json", json.dumps(facts, indent=1) + "\n")
+    waiting = folder / ".model.safetensors.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(weights, waiting, metadata={"format": "pt", "run": run.run, "step": str(step)})
+        manifest.publish_synced(waiting, folder / "model.safetensors")
+        manifest.replace_synced(folder / "config.json", json.dumps(facts, indent=1) + "\n")
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            waiting.unlink(missing_ok=True)
+        return str(error)
+    return None
