@@ -93,8 +93,8 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     checkpoints.clear_interrupted()
     return Training(
         ctx, run, task, splits, order, strategy, optimizer, state, loss, checkpoints,
-        metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, train.max_steps), metrics.Meter(),
-        Cadence(), num_parameters,
+        metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, train.max_steps),
+        metrics.Meter(ctx.device), Cadence(), num_parameters,
     )  # fmt: skip
 
 
@@ -120,15 +120,16 @@ def loop(t: Training) -> str:
         t.optimizer.step()
         t.optimizer.zero_grad(set_to_none=True)
         state.advance(run.train.global_batch, t.splits.train.tokens_per_sample)
-        t.meter.end()
+        is_last = state.step >= max_steps
+        records = is_last or state.step % run.logging.every_steps == 0
+        meets = records or t.cadence.due(state.step)
+        t.meter.end(wait=meets)
         state.train_time_s += t.meter.last_s
         t.ctx.reporter.step(state.step, max_steps)
 
-        is_last = state.step >= max_steps
-        records = is_last or state.step % run.logging.every_steps == 0
         stops = False
         tick()  # before the record of this step is written, and again before each that takes its time from the state
-        if records or t.cadence.due(state.step):
+        if meets:
             stops = meet(t, lr, grad_norm, records)
         tick()
         if is_last or state.step % run.logging.eval_every_steps == 0:

@@ -50,6 +50,13 @@ def context_of(model: Model) -> int:
     return model.context
 
 
+def to_device(indices: Tensor, device: torch.device) -> Tensor:
+    """The indices on the data's device; a GPU copies them from pinned memory, so that the host runs ahead of it."""
+    if device.type == "cuda" and indices.device.type == "cpu":
+        return indices.pin_memory().to(device, non_blocking=True)
+    return indices.to(device)
+
+
 def digest_of(*tensors: Tensor) -> str:
     """16 hex digits over the values."""
     digest = hashlib.sha256()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainpkg.config import DigitsData
-from trainpkg.data import Splits, digest_of
+from trainpkg.data import Splits, digest_of, to_device
 from trainpkg.errors import UserError
 from trainpkg.runtime.seeding import mix
 
@@ -28,7 +28,7 @@ class Images:
         self.num_samples = len(labels)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        indices = indices.to(self.images.device)
+        indices = to_device(indices, self.images.device)
         return self.images[indices], self.labels[indices]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainpkg.config import PythonTextData
-from trainpkg.data import Splits, digest_of
+from trainpkg.data import Splits, digest_of, to_device
 from trainpkg.errors import UserError
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "turtledemo"}
@@ -42,7 +42,7 @@ class Windows:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         context = len(self._offsets)
-        places = indices.to(self._text.device)[:, None] * context + self._offsets
+        places = to_device(indices, self._text.device)[:, None] * context + self._offsets
         inputs, targets = self._text[places].long(), self._text[places + 1].long()
         return inputs, targets.masked_fill(places >= self._num_targets, IGNORED)
 

@@ -66,11 +66,12 @@ def strict(values: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], li
 class Meter:
     """Wall time of this rank's steps since the last record: whole steps, and the part that waited for data.
 
-    Evaluation and saving lie between steps and do not count. On a GPU single steps are not synchronised, but the
-    meetings of ranks are, so the mean over an interval is right.
+    Evaluation and saving lie between steps and do not count. On a GPU a step ends when its work is queued; only a step
+    after which the ranks meet waits for the device within its own time, so the time of an interval is that of its work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.num_steps = 0
         self.steps_s = 0.0
         self.data_s = 0.0
@@ -80,7 +81,10 @@ class Meter:
     def begin(self) -> None:
         self._began = time.perf_counter()
 
-    def end(self) -> None:
+    def end(self, wait: bool) -> None:
+        """The step is over; `wait`: also on the device."""
+        if wait and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self.last_s = time.perf_counter() - self._began
         self.steps_s += self.last_s
         self.num_steps += 1
