@@ -100,6 +100,37 @@ def test_a_preload_that_cannot_be_imported(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in failed.output
 
 
+def test_an_import_that_does_not_end_on_one_node_is_named_at_the_deadline(tmp_path: Path) -> None:
+    spec = {"preload": ["json", "tests.distributed.slow_import"]}
+    environment = {"TEST_SLOW_IMPORT": "sim1:600"}
+    failed = Launch(tmp_path / "run", TWO | {"start_timeout_s": 3.0}, spec, environment).run()
+    assert failed.status == 1, failed.output
+    assert "node 1 (sim1) is not ready: its ranks' imports (json, tests.distributed.slow_import)" in failed.last_line
+    assert "are not done within 3 s (launch.start_timeout_s)" in failed.last_line
+    assert failed.file("0/failure.json")["node"] == 1
+    assert failed.seconds < 15
+
+
+def test_a_slow_import_on_one_node_takes_nothing_from_the_time_to_join(tmp_path: Path) -> None:
+    spec = {"preload": ["json", "tests.distributed.slow_import"]}
+    keys = TWO | {"init_timeout_s": 1.0}  # beyond it and the margin of 5 s the ranks of node 0 would be late
+    done = Launch(tmp_path / "run", keys, spec, {"TEST_SLOW_IMPORT": "sim1:8"}).run()
+    assert done.status == 0, done.output
+
+
+def test_a_node_that_dies_during_the_imports_is_named_at_once(tmp_path: Path) -> None:
+    def kill_node_1(launch: Launch, process: subprocess.Popen[bytes]) -> None:
+        launch.wait_for_line("master address proven")
+        for pid in launch.processes("node", "--node-rank=1"):
+            os.kill(pid, signal.SIGKILL)
+
+    spec = {"preload": ["json", "tests.distributed.slow_import"]}
+    failed = Launch(tmp_path / "run", TWO, spec, {"TEST_SLOW_IMPORT": "sim0:600"}).run(kill_node_1)
+    assert failed.status == 137, failed.output
+    assert "node 1 (sim1) vanished before the first step" in failed.last_line
+    assert failed.seconds < 15
+
+
 def test_a_node_that_never_answers_is_named_at_the_deadline(tmp_path: Path) -> None:
     def stop_node_1(launch: Launch, process: subprocess.Popen[bytes]) -> None:
         launch.wait_for(lambda: launch.processes("node", "--node-rank=1"), "node 1")

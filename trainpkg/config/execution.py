@@ -31,7 +31,7 @@ class Launch(Section):
     dist_backend: Literal["auto", "gloo", "nccl"] = execution("auto", "auto: nccl on GPUs, gloo on CPUs.")
     env: dict[str, str] = execution({}, "Variables set for all ranks (replacing the node's own).")
     rollcall_timeout_s: float = execution(60.0, "From the first node's answer to the last one's.", gt=0)
-    start_timeout_s: float = execution(600.0, "From the start to the first node's answer.", gt=0)
+    start_timeout_s: float = execution(600.0, "To the first node's answer; then for the imports on all nodes.", gt=0)
     init_timeout_s: float = execution(60.0, "For the process group and its first all-reduce.", gt=0)
     collective_timeout_s: float = execution(600.0, "For any later collective operation.", gt=0)
     heartbeat_timeout_s: float = execution(60.0, "A node silent for so long, without a step done, is lost.", gt=0)

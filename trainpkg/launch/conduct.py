@@ -141,11 +141,7 @@ class Conductor:
         now = time.monotonic()
         watch = Watch(self.spec.timeouts.heartbeat_s, now, dict.fromkeys(self.coordinator.members, now))
         current = Generation(self.spec, plan, number, watch, self.origin, self.node_signal)
-        counts = run_lengths([node.num_ranks for node in plan.nodes])
-        go = {"type": "go", "generation": number, "counts": counts, "device": self.nodes[0].device}
-        self.coordinator.tell_all(go | {"master_addr": plan.master_addr, "master_port": plan.master_port})
-        if self.asked or self.coordinator.stop_asked:
-            self.save_and_end(self.asked or self.coordinator.stop_asked)
+        self.coordinator.tell_all({"type": "prepare", "generation": number})
         await self._until_over(current)
         if current.failed_s is not None:  # said at once: ending what is left may take a while
             self.screen.say(f"{failure.find_cause(current.all_records()).sentence}; ending all ranks")
@@ -162,6 +158,16 @@ class Conductor:
         path.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
         return found
 
+    def _go(self, current: Generation) -> None:
+        """All nodes have imported what ranks need: start them everywhere at once, so that none waits for another."""
+        plan = current.plan
+        counts = run_lengths([node.num_ranks for node in plan.nodes])
+        go = {"type": "go", "generation": current.number, "counts": counts, "device": self.nodes[0].device}
+        self.coordinator.tell_all(go | {"master_addr": plan.master_addr, "master_port": plan.master_port})
+        current.gone(time.monotonic())
+        if self.asked or self.coordinator.stop_asked:
+            self.save_and_end(self.asked or self.coordinator.stop_asked)
+
     async def _until_over(self, current: Generation) -> None:
         """Take messages until all ranks are done, a failure has been gathered, or an interruption."""
         next_look = 0.0
@@ -170,6 +176,8 @@ class Conductor:
             now = time.monotonic()
             if incoming is not None:
                 self._handle(current, incoming, now)
+            if current.may_go and not self.interrupted:
+                self._go(current)
             if now >= next_look:
                 next_look = now + BEAT_S
                 self._look(current, now)

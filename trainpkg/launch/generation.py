@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainpkg.launch import failure
-from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.facts import MAX_NAMED, NodeFacts
 from trainpkg.launch.failure import Record
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import Spec
@@ -52,6 +52,9 @@ class Generation:
         }
         self.records: list[Record] = []  # of nodes, and what was inferred
         self.failed_s: float | None = None
+        self.ready: set[int] = set()  # nodes whose imports are done
+        self.own_imports: set[int] = set()  # nodes on which each rank imports everything itself
+        self.go_s: float | None = None  # when all nodes were told to start their ranks
         self.stopped: set[int] = set()  # nodes that have no rank left
         self.step_first: int | None = None
         self.step_last: int | None = None
@@ -63,6 +66,15 @@ class Generation:
     def over(self) -> bool:
         """Whether every rank has ended as it should."""
         return self.failed_s is None and self.num_ended == len(self.ranks)
+
+    @property
+    def may_go(self) -> bool:
+        """Whether all nodes wait for the order to start their ranks."""
+        return self.go_s is None and self.failed_s is None and len(self.ready) == len(self.plan.nodes)
+
+    def gone(self, now_s: float) -> None:
+        """The order has been given; the ranks' times count from here."""
+        self.go_s = self.watch.began_s = now_s
 
     def gathered(self, now_s: float) -> bool:
         """Whether a failure is old enough for its cause to have spoken."""
@@ -109,6 +121,12 @@ class Generation:
                 self._step(self.ranks[int(rank)], step, now_s)
         elif kind == "ended":
             self._ended(self.ranks[message["rank"]], message, now_s - float(message.get("age_s", 0.0)))
+        elif kind == "ready" and not message.get("error"):
+            self.ready.add(node)
+            if message.get("own_imports"):
+                self.own_imports.add(node)
+        elif kind == "ready":
+            self._record("start", node, self._host(node), now_s, message["error"], message.get("details", ""))
         elif kind == "start_failed":
             details, signum = message.get("details", ""), message.get("signal")
             self._record("start", node, self._host(node), now_s, message["message"], details, signum)
@@ -186,11 +204,20 @@ class Generation:
         self.watch.heard_s.pop(node)
 
     def check_late(self, now_s: float) -> None:
-        """Infer a failure from what has not happened: ranks that do not join, or do not end when others have."""
+        """Infer a failure from what has not happened: nodes not ready; ranks mute, not joined, not ended."""
         if self.failed_s is not None:
             return
-        hellos = [rank.hello_s for rank in self.ranks.values()]
+        if self.go_s is None:
+            self._check_ready(now_s)
+            return
         limit = self.spec.timeouts.init_s + INIT_MARGIN_S
+        since_go = now_s - self.go_s
+        mute = [number for number, rank in self.ranks.items() if rank.hello_s is None and rank.ended_s is None]
+        if mute := [number for number in mute if since_go > limit + self._import_s(self.ranks[number].node)]:
+            self._late("init_timeout", mute, f"has said nothing within {since_go:.0f} s of its start "
+                       "(launch.init_timeout_s)", now_s)  # fmt: skip
+            return
+        hellos = [rank.hello_s for rank in self.ranks.values()]
         if self.num_joined < len(self.ranks) and all(h is not None and now_s - h > limit for h in hellos):
             self._late("init_timeout", [n for n, r in self.ranks.items() if not r.joined],
                        f"did not join the process group within {self.spec.timeouts.init_s:g} s "
@@ -199,6 +226,23 @@ class Generation:
         if ended and now_s - min(ended) > STRAGGLER_S:
             self._late("straggler", [n for n, r in self.ranks.items() if r.ended_s is None],
                        f"still runs {STRAGGLER_S:g} s after the first rank was done", now_s)  # fmt: skip
+
+    def _import_s(self, node: int) -> float:
+        """What ranks on this node may take beyond the time to join."""
+        return self.spec.timeouts.start_s if node in self.own_imports else 0.0
+
+    def _check_ready(self, now_s: float) -> None:
+        limit = self.spec.timeouts.start_s
+        if now_s - self.watch.began_s <= limit:
+            return
+        late = [node for node in self.plan.nodes if node.index not in self.ready]
+        modules = ", ".join(self.spec.preload)
+        text = f"is not ready: its ranks' imports ({modules}) are not done within {limit:g} s (launch.start_timeout_s)"
+        others = [f"node {node.index} ({node.host})" for node in late[1:]]
+        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        told = f"; nor are those of {', '.join(others[:MAX_NAMED])}{more}" if others else ""
+        for node in late:  # the first is the one that the verdict speaks of
+            self._record("start", node.index, node.host, now_s, text + (told if node is late[0] else ""))
 
     def _late(self, kind: str, numbers: list[int], text: str, now_s: float) -> None:
         for number in numbers:

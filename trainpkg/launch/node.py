@@ -149,6 +149,8 @@ class Node:
                 self.tell(self._open_port(message))
             elif kind == "probe":
                 self._spawn(self._probe(message))
+            elif kind == "prepare":
+                self._spawn(self._prepare(message))
             elif kind == "go":
                 self.going = self._spawn(self._go(message))
             elif kind == "save":
@@ -212,21 +214,32 @@ class Node:
         folder = self.spec.generation_dir(generation)
         logs = {mine.rank_offset + k: folder / f"rank-{mine.rank_offset + k}.log" for k in range(mine.num_ranks)}
         self.ranks.begin(generation, logs)
-        await self._starter_ready()
+        await self._starter_ready()  # again: it may have been lost meanwhile
         # all of them before the first start: none runs when one cannot be made
         orders = [self._order(plan, k, rank, log, message["device"]) for k, (rank, log) in enumerate(logs.items())]
         for order in orders:
             self.starter.start(order)
 
-    async def _starter_ready(self) -> None:
+    async def _prepare(self, message: Message) -> None:
+        """Tell when ranks can be started, or why never. `own_imports`: each rank has yet to import everything."""
+        answer: Message = {"type": "ready", "generation": message["generation"]}
         try:
-            self.say(await self.starter.ready())
+            self.say(await self._starter_ready())
+        except StartFailed as error:
+            self.say(f"start failed: {error}\n{error.details}")
+            answer |= {"error": f"could not start its ranks: {error}", "details": error.details}
+        self.tell(answer | {"own_imports": isinstance(self.starter, ExecStarter)})
+
+    async def _starter_ready(self) -> str:
+        try:
+            return await self.starter.ready()
         except StartFailed as error:
             if error.details:  # an import that fails here fails in every other way of starting too
                 raise
             self.say(f"warning: {error}: ranks cannot be forked safely and start as programs of their own")
             self.starter.close()
             self.starter = ExecStarter(self.base_env, self.calls)
+            return await self.starter.ready()
 
     def _order(self, plan: LaunchPlan, local_rank: int, rank: int, log: Path, device: str) -> Order:
         env = environment.for_rank(self.spec, self.spec_path, plan, self.index, local_rank, device, self.base_env)
