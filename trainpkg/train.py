@@ -226,6 +226,9 @@ def summary(t: Training, nodes: list[tuple[int, str]], started: float) -> dict[s
     """The content of train.json. `nodes`: (node rank, host) of each rank."""
     run, state, ctx = t.run, t.state, t.ctx
     lines = [record for record in metrics.read_records(t.records.path) if record.get("kind") == "train"]
+    newest = max(((line["attempt"], line["generation"]) for line in lines), default=None)
+    # others may have run on another number of ranks
+    lines = [line for line in lines if (line["attempt"], line["generation"]) == newest]
 
     def median(key: str) -> float | None:
         values = [record[key] for record in lines if record.get(key) is not None]
