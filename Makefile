@@ -31,10 +31,7 @@ lint: $(VENV)/test.installed
 	$(BIN)/lint-imports
 	$(BIN)/trainpkg schema
 
-unit distributed workflow: $(VENV)/test.installed
-	$(BIN)/python -m pytest tests/$@
-
-cluster: $(VENV)/test.installed packages
+unit distributed workflow cluster: $(VENV)/test.installed packages
 	$(BIN)/python -m pytest tests/$@
 
 # Root installs what the tests' Slurm needs; others are told in one line by the tests themselves.
