@@ -177,11 +177,6 @@ def all_sum(ctx: RankContext, values: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def agree(ctx: RankContext, flag: bool) -> bool:
-    """True on all ranks where it is true on any."""
-    return any(row[0] for row in gather_rows(ctx, [float(flag)]))
-
-
 def broadcast_object(ctx: RankContext, value: Any) -> Any:
     """Rank 0's value, on all ranks."""
     box = [value]
