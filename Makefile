@@ -21,7 +21,9 @@ demo: $(VENV)/demo.installed
 	@cat results/tables/summary.md
 	@echo "Tables: results/tables  Plots: results/plots  Report: $(BIN)/snakemake --report report.html"
 
-test: lint unit distributed workflow cluster
+# The cluster's tests mostly wait (for Slurm, for the executor's looks at the queue), so the others run beside them.
+test: lint packages
+	$(MAKE) --jobs 2 --output-sync=target cluster distributed workflow unit
 
 lint: $(VENV)/test.installed
 	$(BIN)/ruff check
