@@ -13,8 +13,11 @@ from trainpkg.errors import UserError
 COMMANDS = {
     "check": ("trainpkg.check", "read the config, all recipes and the sheet, and say everything that is wrong in them"),
     "plan": ("trainpkg.launch.plan", "print who would be which rank, from the environment or from flags"),
-    "launch": ("trainpkg.launch.job", "run one stage (smoke, train, evaluate) of a run on all its nodes; once per job"),
-    "node": ("trainpkg.launch.node", "start and watch the ranks of one node; `launch` starts one per node"),
+    "launch": (
+        "trainpkg.launch.head.job",
+        "run one stage (smoke, train, evaluate) of a run on all its nodes; once per job",
+    ),
+    "node": ("trainpkg.launch.node.node", "start and watch the ranks of one node; `launch` starts one per node"),
     "summarise": ("trainpkg.tables.summarise", "write tables and plots from the files of all runs, finished or not"),
     "schema": ("trainpkg.schema", "write or compare the JSON Schema and the key table of config/README.md"),
 }

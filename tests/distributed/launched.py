@@ -12,7 +12,7 @@ from typing import Any
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.launch.job import launch
+from trainpkg.launch.head.job import launch
 
 
 def make_run(out: Path, **launch_keys: Any) -> Run:

@@ -72,7 +72,7 @@ def _saved(tmp_path: Path) -> int:
 
 def test_a_warning_signal_to_every_process_kills_no_helper(tmp_path: Path) -> None:
     def signal_all(launch: Launch, process: subprocess.Popen[bytes]) -> None:
-        launch.wait_for(lambda: launch.processes("trainpkg.launch.zygote"), "a fork server")
+        launch.wait_for(lambda: launch.processes("trainpkg.launch.start.zygote"), "a fork server")
         for _ in range(40):  # before, while and after the ranks are born
             for pid in launch.processes():
                 if pid != process.pid and "zygote" in _command(pid):

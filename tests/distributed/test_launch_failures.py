@@ -45,7 +45,7 @@ def test_a_killed_rank_takes_all_down_within_five_seconds(tmp_path: Path) -> Non
 
     def kill_one(launch: Launch, process: subprocess.Popen[bytes]) -> None:
         launch.wait_for_line("4 of 4 ranks joined")
-        ranks = [pid for pid in launch.processes("trainpkg.launch.zygote") if _parent_is_zygote(pid)]
+        ranks = [pid for pid in launch.processes("trainpkg.launch.start.zygote") if _parent_is_zygote(pid)]
         times.append(time.monotonic())
         os.kill(ranks[-1], signal.SIGKILL)
         process.wait(30)
@@ -64,7 +64,7 @@ def test_a_killed_rank_takes_all_down_within_five_seconds(tmp_path: Path) -> Non
 
 def _parent_is_zygote(pid: int) -> bool:
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1]
-    return "trainpkg.launch.zygote" in Path(f"/proc/{parent}/cmdline").read_text()
+    return "trainpkg.launch.start.zygote" in Path(f"/proc/{parent}/cmdline").read_text()
 
 
 def test_grandchildren_of_every_kind_are_gone(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_rank_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> Non
     def kill_another(launch: Launch, process: subprocess.Popen[bytes]) -> None:
         launch.wait_for_line("2 of 2 ranks joined")
         time.sleep(0.3)
-        ranks = [pid for pid in launch.processes("trainpkg.launch.zygote") if _parent_is_zygote(pid)]
+        ranks = [pid for pid in launch.processes("trainpkg.launch.start.zygote") if _parent_is_zygote(pid)]
         os.kill(ranks[0], signal.SIGKILL)
 
     keys = {"nodes": 1, "gpus_per_node": 2, "stop_grace_s": 1.0}

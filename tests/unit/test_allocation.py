@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainpkg.errors import UserError
-from trainpkg.launch.slurm import read_allocation, require_one_task
+from trainpkg.launch.slurm.allocation import read_allocation, require_one_task
 
 failure = pytest.mark.failure
 

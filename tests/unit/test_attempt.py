@@ -8,7 +8,7 @@ import pytest
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.launch import attempt
+from trainpkg.launch.head import attempt
 
 RUN = Run.model_validate(
     {

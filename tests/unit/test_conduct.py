@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.unit.test_rollcall import make_facts, make_spec
-from trainpkg.launch.conduct import Conductor
-from trainpkg.launch.failure import Failure, Record, find_cause
-from trainpkg.launch.generation import Generation
+from trainpkg.launch.head.conduct import Conductor
+from trainpkg.launch.head.failure import Failure, Record, find_cause
+from trainpkg.launch.head.generation import Generation
+from trainpkg.launch.head.rollcall import Coordinator, RollCallError
+from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan, make_plan
-from trainpkg.launch.rollcall import Coordinator, RollCallError
 from trainpkg.launch.spec import Timeouts
-from trainpkg.launch.watch import Watch
 
 KILLED = Record("signal", 1, "n2", 0.0, rank=3, step=7, signal=9)
 

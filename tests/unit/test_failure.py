@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainpkg.launch.failure import Record, find_cause, rank_record
+from trainpkg.launch.head.failure import Record, find_cause, rank_record
 
 
 def ended(rank: int = 0, **more: Any) -> dict[str, Any]:

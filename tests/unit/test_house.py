@@ -40,14 +40,16 @@ def imported_by(module: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-@pytest.mark.parametrize("module", ["trainpkg.launch.node", "trainpkg.launch.plan", "trainpkg.launch.zygote"])
+@pytest.mark.parametrize(
+    "module", ["trainpkg.launch.node.node", "trainpkg.launch.plan", "trainpkg.launch.start.zygote"]
+)
 def test_a_node_needs_the_standard_library_alone(module: str) -> None:
     names = imported_by(module) - {"trainpkg", "__main__"} - set(sys.stdlib_module_names)
     added = {name for name in names if not name.startswith(("_", "sitecustomize", "encodings"))}
     assert added <= imported_by("json"), "start-up counts on every node, and containers may hold nothing else"
 
 
-@pytest.mark.parametrize("module", ["trainpkg.launch.job", "trainpkg.tables.summarise", "trainpkg.sheet"])
+@pytest.mark.parametrize("module", ["trainpkg.launch.head.job", "trainpkg.tables.summarise", "trainpkg.sheet"])
 def test_what_runs_once_per_job_imports_no_torch(module: str) -> None:
     assert not {"torch", "snakemake", "numba"} & imported_by(module)
 

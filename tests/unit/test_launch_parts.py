@@ -17,17 +17,24 @@ import trainpkg
 from tests.distributed.launched import make_run
 from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg.errors import UserError
-from trainpkg.launch import attempt, environment, places, processes
-from trainpkg.launch.attempt import Folder
-from trainpkg.launch.conduct import Outcome
+from trainpkg.launch import processes
+from trainpkg.launch.head import attempt, places
+from trainpkg.launch.head.attempt import Folder
+from trainpkg.launch.head.conduct import Outcome
+from trainpkg.launch.node import environment
 from trainpkg.launch.plan import make_plan
-from trainpkg.launch.slurm import Allocation
+from trainpkg.launch.slurm.allocation import Allocation
 
 ROOT = Path(trainpkg.__file__).parent.parent
 
 
 def test_the_node_side_needs_the_standard_library_alone() -> None:
-    modules = ("trainpkg.__main__", "trainpkg.launch.node", "trainpkg.launch.zygote", "trainpkg.launch.enter")
+    modules = (
+        "trainpkg.__main__",
+        "trainpkg.launch.node.node",
+        "trainpkg.launch.start.zygote",
+        "trainpkg.launch.start.enter",
+    )
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n", done.stderr
@@ -163,7 +170,13 @@ def zygote(*preload: str) -> Any:
     import socket
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "trainpkg.launch.zygote", f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainpkg.launch.start.zygote",
+        f"--fd={theirs.fileno()}",
+        f"--parent={os.getpid()}",
+    ]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, f"--preload={','.join(preload)}"], pass_fds=[theirs.fileno()], cwd=ROOT, env=env

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainpkg.errors import UserError
-from trainpkg.launch import lock
+from trainpkg.launch.head import lock
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_a_waiting_writer_starts_when_the_first_has_ended(tmp_path: Path, capsys
 
 def test_a_killed_process_of_this_host_holds_nothing(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from trainpkg.launch import lock;"
+        "import os, sys; from pathlib import Path; from trainpkg.launch.head import lock;"
         "lock.acquire(Path(sys.argv[1]), job=None, wait=False); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=30)

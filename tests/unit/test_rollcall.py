@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from trainpkg.launch import wire
-from trainpkg.launch.call import Greeter, parse_head, probe
 from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.grammar import expand_counts
-from trainpkg.launch.rollcall import Coordinator, RollCallError, run_lengths
+from trainpkg.launch.head.rollcall import Coordinator, RollCallError, run_lengths
+from trainpkg.launch.node.call import Greeter, parse_head, probe
+from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec, Timeouts
 
 SECRET = "s" * 64

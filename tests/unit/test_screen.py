@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from trainpkg.launch.screen import PlainScreen, TerminalScreen
+from trainpkg.launch.head.screen import PlainScreen, TerminalScreen
 
 CODE = """
 import sys
-from trainpkg.launch.screen import {screen}
+from trainpkg.launch.head.screen import {screen}
 screen = {screen}()
 for step in range(1, 2001):
     screen.say("x" * 100)

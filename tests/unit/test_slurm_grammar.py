@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainpkg.errors import UserError
-from trainpkg.launch.grammar import MAX_HOSTS, Gres, count_gpus, expand_counts, expand_hosts, parse_devices, parse_gres
+from trainpkg.launch.slurm.grammar import (
+    MAX_HOSTS,
+    Gres,
+    count_gpus,
+    expand_counts,
+    expand_hosts,
+    parse_devices,
+    parse_gres,
+)
 
 failure = pytest.mark.failure
 

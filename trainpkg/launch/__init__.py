@@ -1,20 +1,23 @@
 """Start ranks on nodes and tell what went wrong. Nothing below this package imports torch.
 
-Once per job, in `launch`:
+head      once per job, in `launch`:
     job          the subcommand: lock, attempt, nodes, verdict        lock        one writer per run directory
-    attempt      files and rules of an attempt                        spec        what all nodes are told (spec.json)
-    places       where node processes run: srun, or simulated         screen      what people see
+    attempt      files and rules of an attempt                        screen      what people see
+    places       where node processes run: srun, or simulated         watch       silence and pace of nodes
     rollcall     the coordinator: who is there, which address works   conduct     generations of ranks, to a verdict
-    generation   the state of one generation                          watch       silence and pace of nodes
-    failure      which exit is the cause, which are its victims
-Once per node, in `node` (the standard library alone):
+    generation   the state of one generation                          failure     which exit is the cause, which victims
+node      once per node, in `node` (the standard library alone):
     node         starts and watches the ranks of one node             ranks       their reports and ends
-    facts        what a node tells of itself; contradictions          call        the way to the coordinator
-    environment  of the fork server and of each rank                  backends    how ranks start
-    zygote       the fork server that imported torch once             enter       last steps before a rank's own code
-Below both:
+    environment  of the fork server and of each rank                  call        the way to the coordinator
+start     how the processes of ranks come into being:
+    starter      the protocol                                         choose      the one that a spec asks for
+    fork         from a fork server (zygote) that imported torch once execute     a program of its own per rank
+    enter        last steps before a rank's own code
+slurm     what Slurm says:
+    allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
+Below all:
     plan         who is which rank: pure, printable                   topology    flags against environment
-    slurm        the allocation that the environment tells            grammar     Slurm's notations
-    network      addresses, interfaces, ports                         wire        authenticated JSON lines
+    spec         what all nodes are told (spec.json)                  facts       what a node tells; contradictions
+    network      addresses, interfaces, ports                         wire        authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
 """

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainpkg.errors import UserError
-from trainpkg.launch.grammar import MAX_NAME_LENGTH, parse_devices, parse_int, quote
+from trainpkg.launch.slurm.grammar import MAX_NAME_LENGTH, parse_devices, parse_int, quote
 
 FIRST_PORT = 10_000  # below lie Slurm's daemons and most services
 LAST_PORT = 32_767  # Linux hands out 32768-60999 to outgoing connections, where a port can vanish at any time

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpkg.errors import UserError
-from trainpkg.launch.grammar import MAX_HOSTS, find_duplicate
 from trainpkg.launch.network import candidate_ports, is_loopback, port_seed, validate_address, validate_port
+from trainpkg.launch.slurm.grammar import MAX_HOSTS, find_duplicate
 from trainpkg.launch.topology import resolve_topology
 
 MAX_RANKS_PER_NODE = 1024

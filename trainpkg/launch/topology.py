@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainpkg.errors import UserError
-from trainpkg.launch.grammar import MAX_HOSTS, expand_counts, expand_hosts, parse_int, quote
 from trainpkg.launch.network import visible_gpus
-from trainpkg.launch.slurm import Allocation, read_allocation
+from trainpkg.launch.slurm.allocation import Allocation, read_allocation
+from trainpkg.launch.slurm.grammar import MAX_HOSTS, expand_counts, expand_hosts, parse_int, quote
 
 NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 

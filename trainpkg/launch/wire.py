@@ -19,6 +19,8 @@ Message = dict[str, Any]
 MAX_LINE = 64 * 1024
 HANDSHAKE_TIMEOUT_S = 5.0  # for a connection that may be a stranger's
 PATIENCE_S = 20.0  # of a node: when thousands call at once, it waits in the queue
+BEAT_S = 1.0  # both sides tell that they live
+GAP_S = 3.0  # between two looks that should be a second apart: this process itself was stopped
 MAGIC = "trainpkg-rollcall-1"
 
 

@@ -19,10 +19,10 @@ from typing import IO, Protocol
 import trainpkg
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes
-from trainpkg.launch.failure import signal_name
-from trainpkg.launch.grammar import expand_hosts, parse_gres
-from trainpkg.launch.ranks import last_lines
-from trainpkg.launch.slurm import Allocation
+from trainpkg.launch.head.failure import signal_name
+from trainpkg.launch.node.ranks import last_lines
+from trainpkg.launch.slurm.allocation import Allocation
+from trainpkg.launch.slurm.grammar import expand_hosts, parse_gres
 from trainpkg.launch.spec import Spec
 
 # srun is told its geometry and looks the rest up: what batch and outer steps left in the environment contradicts it

@@ -1,6 +1,6 @@
 """The last steps before a rank's own code: become a process that dies with its node, then call the entry.
 
-Used by the fork server in the forked child, and as `python -m trainpkg.launch.enter ENTRY` where each rank is a
+Used by the fork server in the forked child, and as `python -m trainpkg.launch.start.enter ENTRY` where each rank is a
 program of its own.
 """
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainpkg.launch import failure
 from trainpkg.launch.facts import MAX_NAMED, NodeFacts
-from trainpkg.launch.failure import Record
+from trainpkg.launch.head import failure
+from trainpkg.launch.head.failure import Record
+from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import Spec
-from trainpkg.launch.watch import Watch
 from trainpkg.launch.wire import Message
 
 INIT_MARGIN_S = 5.0  # the ranks' own deadline comes first: it knows more

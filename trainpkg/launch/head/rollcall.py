@@ -19,8 +19,7 @@ from trainpkg.launch import facts, network, wire
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
-from trainpkg.launch.watch import BEAT_S
-from trainpkg.launch.wire import Message
+from trainpkg.launch.wire import BEAT_S, Message
 
 FACTS_TIMEOUT_S = 30.0
 PROOF_TIMEOUT_S = 20.0  # for all nodes to try all addresses of node 0

@@ -1,9 +1,9 @@
 """The fork server: one process per node imports torch once, during the roll call, and every rank is forked from it.
 
-`python -m trainpkg.launch.zygote --fd N --preload MODULE,...` answers on a socket that keeps packets apart: `ready`,
-then one `started` per order and one `exited` per end. It runs no tensor operation, touches no device and has one
-thread: a forked child of a process with threads hangs in the first lock that one of them held. It ends, and all its
-ranks with it, when the other end of the socket closes.
+`python -m trainpkg.launch.start.zygote --fd N --preload MODULE,...` answers on a socket that keeps packets apart:
+`ready`, then one `started` per order and one `exited` per end. It runs no tensor operation, touches no device and has
+one thread: a forked child of a process with threads hangs in the first lock that one of them held. It ends, and all
+its ranks with it, when the other end of the socket closes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trainpkg.launch import enter, processes
+from trainpkg.launch import processes
+from trainpkg.launch.start import enter
 
 MAX_PACKET = 128 * 1024
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

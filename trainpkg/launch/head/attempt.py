@@ -21,7 +21,7 @@ import yaml
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
-from trainpkg.launch.conduct import DO_NOT_RUN_AGAIN, Outcome
+from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, Outcome
 from trainpkg.launch.spec import Spec, Timeouts
 
 STAGES = ("smoke", "train", "evaluate")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainpkg.launch import processes
-from trainpkg.launch.backends import Ended
+from trainpkg.launch.start.starter import Ended
 from trainpkg.launch.wire import Message, shorten
 
 LAST_WORDS_S = 0.3  # for the report's end after a rank's; a forked worker of it may hold the socket open

@@ -20,14 +20,15 @@ from typing import Any
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.launch import attempt, lock, places, processes
-from trainpkg.launch.attempt import STAGES, Folder
-from trainpkg.launch.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome, Screen
-from trainpkg.launch.lock import Lock
-from trainpkg.launch.places import LocalNodes, Nodes, SrunNodes
-from trainpkg.launch.rollcall import Coordinator, RollCallError
-from trainpkg.launch.screen import make_screen
-from trainpkg.launch.slurm import Allocation, read_allocation
+from trainpkg.launch import processes
+from trainpkg.launch.head import attempt, lock, places
+from trainpkg.launch.head.attempt import STAGES, Folder
+from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome, Screen
+from trainpkg.launch.head.lock import Lock
+from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
+from trainpkg.launch.head.rollcall import Coordinator, RollCallError
+from trainpkg.launch.head.screen import make_screen
+from trainpkg.launch.slurm.allocation import Allocation, read_allocation
 from trainpkg.launch.spec import Spec
 
 END_GRACE_S = 5.0

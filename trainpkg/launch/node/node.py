@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainpkg.errors import UserError
-from trainpkg.launch import environment, facts, network, processes, wire
+from trainpkg.launch import facts, network, processes, wire
 from trainpkg.launch import spec as specs
-from trainpkg.launch.backends import Calls, ExecStarter, Order, Starter, StartFailed, make_starter
-from trainpkg.launch.call import Greeter, call_head, probe
-from trainpkg.launch.grammar import expand_counts, parse_int
+from trainpkg.launch.node import environment
+from trainpkg.launch.node.call import Greeter, call_head, probe
+from trainpkg.launch.node.ranks import Ranks
 from trainpkg.launch.plan import LaunchPlan, make_plan
-from trainpkg.launch.ranks import Ranks
+from trainpkg.launch.slurm.grammar import expand_counts, parse_int
 from trainpkg.launch.spec import Spec
-from trainpkg.launch.watch import BEAT_S, GAP_S
-from trainpkg.launch.wire import Message
+from trainpkg.launch.start.choose import make_starter
+from trainpkg.launch.start.execute import ExecStarter
+from trainpkg.launch.start.starter import Calls, Order, Starter, StartFailed
+from trainpkg.launch.wire import BEAT_S, GAP_S, Message
 
 SECRET = "TRAINPKG_SECRET"
 

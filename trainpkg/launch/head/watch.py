@@ -11,9 +11,9 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-BEAT_S = 1.0
+from trainpkg.launch.wire import GAP_S
+
 SILENT_S = 5.0
-GAP_S = 3.0  # between two looks that should be a second apart: this process itself was stopped
 
 
 @dataclass

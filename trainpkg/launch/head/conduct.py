@@ -14,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainpkg.launch import failure
 from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.failure import Failure
-from trainpkg.launch.generation import Generation
+from trainpkg.launch.head import failure
+from trainpkg.launch.head.failure import Failure
+from trainpkg.launch.head.generation import Generation
+from trainpkg.launch.head.rollcall import Coordinator, Incoming, RollCallError, run_lengths
+from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
-from trainpkg.launch.rollcall import Coordinator, Incoming, RollCallError, run_lengths
 from trainpkg.launch.spec import Spec
-from trainpkg.launch.watch import BEAT_S, Watch
+from trainpkg.launch.wire import BEAT_S
 
 STOPPED_TIMEOUT_S = 15.0  # beyond the grace: the ranks are killed by then
 AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED = 75, 78, 130

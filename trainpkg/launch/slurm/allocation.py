@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainpkg.errors import UserError
-from trainpkg.launch.grammar import (
+from trainpkg.launch.slurm.grammar import (
     MAX_HOSTS,
     Gres,
     count_gpus,

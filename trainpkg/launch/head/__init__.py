@@ -1,0 +1,1 @@
+"""What runs once per job, in `launch`: lock, roll call, generations of ranks, verdict."""

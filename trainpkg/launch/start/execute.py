@@ -1,0 +1,60 @@
+"""A program of its own per rank."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+from trainpkg.launch import processes
+from trainpkg.launch.start import enter
+from trainpkg.launch.start.starter import Calls, Ended, Order
+
+
+@dataclass
+class ExecStarter:
+    """A program of its own per rank: each imports everything itself, nothing is shared."""
+
+    env: dict[str, str]
+    calls: Calls
+    running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)  # rank -> process
+    helpers: list[int] = field(default_factory=list)
+
+    async def ready(self) -> str:
+        return "ranks start as programs of their own"
+
+    def start(self, order: Order) -> None:
+        env = dict(self.env)
+        for name, value in order.env.items():
+            env.pop(name, None) if value is None else env.update({name: value})
+        fds = (order.listen.fileno(),) if order.listen else ()
+        if order.listen:
+            env["TRAINPKG_LISTEN_FD"] = str(order.listen.fileno())
+        parent = os.getpid()
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "trainpkg.launch.start.enter", order.entry],
+            env=env,
+            pass_fds=fds,
+            preexec_fn=lambda: enter.become_rank(parent, order.log, env),
+        )
+        self.running[order.rank] = process
+        self.calls.started(order.rank, process.pid)
+        loop = asyncio.get_running_loop()
+        pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, self._ended, order.rank, process, pidfd)
+
+    def _ended(self, rank: int, process: subprocess.Popen[bytes], pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        processes.kill_group(process.pid, signal.SIGKILL)  # before it is reaped and its id free for others
+        code = process.wait()
+        self.running.pop(rank)
+        self.calls.ended(Ended(rank, process.pid, code if code >= 0 else None, -code if code < 0 else None))
+
+    def close(self) -> None:
+        for process in self.running.values():
+            processes.kill_group(process.pid, signal.SIGKILL)
+            process.wait()

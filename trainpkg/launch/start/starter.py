@@ -1,0 +1,67 @@
+"""What a way of starting ranks is: the protocol that each of them keeps, and the choice of one.
+
+A starter only starts processes and tells how they ended. Who is which rank, who is told to stop and what an end means
+is decided in `node` and above.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Order:
+    """One rank to start. `env` changes the node's environment: None removes a variable."""
+
+    rank: int
+    entry: str
+    env: dict[str, str | None]
+    log: str
+    listen: socket.socket | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the process of a rank ended: by `exit_code` or by `signal`."""
+
+    rank: int
+    pid: int
+    exit_code: int | None
+    signal: int | None
+
+
+class StartFailed(Exception):
+    """Ranks cannot be started in this way; the text says why, `details` has the traceback if there is one."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+@dataclass
+class Calls:
+    """What a starter calls back, in the event loop."""
+
+    started: Callable[[int, int], None]  # rank, pid
+    ended: Callable[[Ended], None]
+    failed: Callable[[str, int | None], None]  # the starter itself is gone: why, by which signal
+
+
+class Starter(Protocol):
+    """Starts the ranks of one node."""
+
+    async def ready(self) -> str:
+        """Wait until ranks can be started; returns a line for the node's log. Raises StartFailed."""
+
+    def start(self, order: Order) -> None:
+        """Start one rank; `calls.started` and, at its end, `calls.ended` follow."""
+
+    @property
+    def helpers(self) -> list[int]:
+        """Processes of the starter's own, which outlive a generation of ranks."""
+
+    def close(self) -> None:
+        """End the helpers, and with them whatever ranks are left."""
