@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainpkg.config import Run, Workflow, flatten
+from trainpkg.config.keys import FREE_FORM
 from trainpkg.errors import UserError
 from trainpkg.schema import known_keys
 
@@ -159,7 +160,8 @@ def _known_columns(header: list[str], place: str, problems: Problems) -> list[st
     for column in ("run", "recipe"):
         if column not in header:
             problems.add(f"{place}: the column {column!r} is missing; columns are {header}, separated by tabs")
-    known = [column if column in keys or column.startswith("launch.env.") else "" for column in header]
+    free = tuple(f"{name}." for name in FREE_FORM)
+    known = [column if column in keys or column.startswith(free) else "" for column in header]
     for index, column in enumerate(header):
         if column and column in header[:index]:
             problems.add(f"{place}: the column {column!r} stands twice")

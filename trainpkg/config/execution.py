@@ -26,15 +26,37 @@ class Launch(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = execution("auto", "What torch uses; auto: cuda where a node shows GPUs.")
     devices: tuple[int, ...] | None = execution(None, "Subset of each node's visible GPUs, by position.", min_length=1)
-    backend: Literal["spawn"] = execution("spawn", "How ranks start: spawn (one node process per node forks them).")
+    backend: Literal["spawn", "torchrun", "torchrun-static", "srun", "mpi", "command"] = execution(
+        "spawn",
+        "How ranks start. spawn: each node's launcher starts its own; torchrun: with c10d rendezvous; torchrun-static; "
+        "srun: one Slurm task per rank; mpi: srun with PMI or mpirun; command: any program, once per node.",
+    )
+    command: str | None = execution(
+        None,
+        "What backend command starts once per node; {rank_offset} {world_size} {node_rank} {num_nodes} {gpus_per_node} "
+        "{master_addr} {master_port} {dist_url} {hosts} are filled in.",
+    )
+    mpi: Literal["auto", "pmix", "pmi2", "mpirun"] = execution("auto", "How backend mpi starts; auto: what is there.")
     start: Literal["fork", "exec"] = execution("fork", "fork: from one process that imported torch; exec: one each.")
+    oversubscribe: bool = execution(False, "Allow more ranks than GPUs on a node (gloo alone; nccl refuses it).")
     dist_backend: Literal["auto", "gloo", "nccl"] = execution("auto", "auto: nccl on GPUs, gloo on CPUs.")
     env: dict[str, str] = execution({}, "Variables set for all ranks (replacing the node's own).")
+    env_prepend: dict[str, str] = execution({}, "Put in front of what the node's variable has, as for PATH.")
+    preset: Literal["none", "ethernet", "infiniband"] = execution("none", "NCCL settings of a kind of network.")
+    prologue: tuple[str, ...] = execution((), "Shell lines run on each node before its launcher: modules, conda.")
+    wrapper: str | None = execution(None, "Prefix of each node's launcher, such as `apptainer exec --nv IMAGE`.")
+    python: str | None = execution(None, "Python of node processes and ranks; left out: the one that runs Snakemake.")
+    srun_args: str = execution("", "Further options of the srun that starts node processes.")
+    port: str | None = execution(None, "Port of rank 0, or range as 20000-20100 that the site's firewall leaves open.")
+    master_addr: str | None = execution(None, "Address or name of the first node; left out: one that all nodes reach.")
     rollcall_timeout_s: float = execution(60.0, "From the first node's answer to the last one's.", gt=0)
     start_timeout_s: float = execution(600.0, "To the first node's answer; then for the imports on all nodes.", gt=0)
     init_timeout_s: float = execution(60.0, "For the process group and its first all-reduce.", gt=0)
     collective_timeout_s: float = execution(600.0, "For any later collective operation.", gt=0)
     heartbeat_timeout_s: float = execution(60.0, "A node silent for so long, without a step done, is lost.", gt=0)
+    progress_timeout_s: float = execution(
+        1800.0, "Without a step done by any rank for so long, the run is stuck and ended; 0: never.", ge=0
+    )
     stop_grace_s: float = execution(3.0, "Between the request to end and SIGKILL after a failure.", ge=0)
     max_restarts: int = execution(2, "Restarts of all ranks in place after a failure.", ge=0)
 

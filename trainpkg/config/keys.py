@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 IDENTITY = {"identity": True}
 EXECUTION = {"identity": False}
+FREE_FORM = ("launch.env", "launch.env_prepend")  # mappings whose keys are the user's
 
 
 def identity(default: Any = ..., description: str = "", **limits: Any) -> Any:
@@ -41,10 +42,10 @@ def identity_of(section: Section) -> dict[str, Any]:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; free-form mappings (launch.env) stay whole."""
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; free-form mappings stay whole."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        if isinstance(value, dict) and prefix + name != "launch.env":
+        if isinstance(value, dict) and prefix + name not in FREE_FORM:
             flat.update(flatten(value, f"{prefix}{name}."))
         else:
             flat[prefix + name] = value

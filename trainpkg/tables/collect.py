@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from trainpkg.config.keys import FREE_FORM
 from trainpkg.tables import records
 from trainpkg.tables.records import Metrics, clean
 
@@ -150,11 +151,11 @@ def _read_config(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys, as `Run.flat()` gives them: free-form mappings (launch.env) stay whole."""
+    """Dotted keys, as `Run.flat()` gives them: free-form mappings stay whole."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name != "launch.env":
+        if isinstance(value, Mapping) and name not in FREE_FORM:
             flat.update(_flatten(value, f"{name}."))
         else:
             flat[name] = value

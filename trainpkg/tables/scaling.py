@@ -3,8 +3,8 @@
 Efficiency compares throughput per rank, so a fair comparison needs runs that do the same work on the same kind of
 device. Two runs are comparable when recipe, device and all config keys are equal except
 
-- those that are the scaling itself: `launch.*` (but not `launch.env` and `launch.dist_backend`), `slurm.*` (but not
-  `slurm.gpu_type` and `slurm.constraint`), `train.global_batch`;
+- those that are the scaling itself: `launch.*` (but not `launch.backend`, `launch.dist_backend`, `launch.env` and
+  `launch.preset`), `slurm.*` (but not `slurm.gpu_type` and `slurm.constraint`), `train.global_batch`;
 - those that do not change the work of a step: `seed`, `optim.*` (but not `optim.name`), `train.max_steps`,
   `checkpoint.*`, `logging.*`, `evaluate.*`, `smoke.*`.
 
@@ -29,7 +29,8 @@ from typing import Any
 FREE_KEYS = frozenset({"seed", "strategy", "train.max_steps", "train.global_batch"})
 FREE_SECTIONS = ("launch.", "slurm.", "optim.", "checkpoint.", "logging.", "evaluate.", "smoke.")
 BINDING_KEYS = frozenset({
-    "launch.dist_backend", "launch.env", "slurm.gpu_type", "slurm.constraint", "optim.name",
+    "launch.backend", "launch.dist_backend", "launch.env", "launch.preset", "slurm.gpu_type", "slurm.constraint",
+    "optim.name",
 })  # fmt: skip
 
 
