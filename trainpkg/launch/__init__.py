@@ -13,6 +13,7 @@ start     how the processes of ranks come into being:
     starter      the protocol                                         choose      the one that a spec asks for
     fork         from a fork server (zygote) that imported torch once execute     a program of its own per rank
     enter        last steps before a rank's own code
+    identity     which rank a process of another launcher is          meeting     where such ranks meet
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
 Below all:
