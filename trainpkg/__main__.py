@@ -18,6 +18,10 @@ COMMANDS = {
         "run one stage (smoke, train, evaluate) of a run on all its nodes; once per job",
     ),
     "node": ("trainpkg.launch.node.node", "start and watch the ranks of one node; `launch` starts one per node"),
+    "doctor": (
+        "trainpkg.launch.doctor.command",
+        "look for what will go wrong here: limits, names, network, CUDA, Slurm, folders; each bad row has its fix",
+    ),
     "summarise": ("trainpkg.tables.summarise", "write tables and plots from the files of all runs, finished or not"),
     "schema": ("trainpkg.schema", "write or compare the JSON Schema and the key table of config/README.md"),
 }

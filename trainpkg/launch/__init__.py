@@ -16,6 +16,7 @@ start     how the processes of ranks come into being:
     identity     which rank a process of another launcher is          meeting     where such ranks meet
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
+doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
 Below all:
     plan         who is which rank: pure, printable                   topology    flags against environment
     spec         what all nodes are told (spec.json)                  facts       what a node tells; contradictions
