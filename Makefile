@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
-SLURM_PACKAGES := slurmctld slurmd slurm-client munge iproute2
+TEST_PACKAGES := slurmctld slurmd slurm-client munge iproute2 openmpi-bin
 
 .PHONY: demo test lint unit distributed workflow cluster packages clean
 .DELETE_ON_ERROR:
@@ -36,10 +36,10 @@ lint: $(VENV)/test.installed
 unit distributed workflow cluster: $(VENV)/test.installed packages
 	$(BIN)/python -m pytest tests/$@
 
-# Root installs what the tests' Slurm needs; others are told in one line by the tests themselves.
+# Root installs the tests' Slurm and MPI; others are told in one line by the tests themselves.
 packages:
-	@if [ "$$(id -u)" = 0 ] && ! dpkg-query --show $(SLURM_PACKAGES) > /dev/null 2>&1; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(SLURM_PACKAGES); \
+	@if [ "$$(id -u)" = 0 ] && ! dpkg-query --show $(TEST_PACKAGES) > /dev/null 2>&1; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(TEST_PACKAGES); \
 	fi
 
 $(VENV)/bin/python:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import slurm_config
+from tests.cluster import machine, slurm_config
 from tests.cluster.machine import CHECKOUT, SLURM_CONF_DIR, clean_environment, make_work_dir, missing, own_tmp
 from tests.cluster.namespaces import Entered, Realm
 
@@ -97,7 +97,8 @@ class Lab:
             f"mount --bind {self.work_dir}/etc {SLURM_CONF_DIR}\n"
             f"mount --bind {self.work_dir}/hosts /etc/hosts\n"
             "mount -t sysfs sysfs /sys\n"  # shows the network devices of the namespace it is mounted in
-            "ip link set lo up\n"
+            + "".join(f"{line}\n" for line in machine.pmix_link(self.work_dir))
+            + "ip link set lo up\n"
             "ip link add br0 type bridge\n"
             f"ip addr add {slurm_config.node_address(0)}/24 dev br0\n"
             "ip link set br0 up"

@@ -83,3 +83,17 @@ def own_tmp(shared: Iterable[Path]) -> list[str]:
     for number, path in enumerate(kept):
         lines += [f"mkdir -p '{path}'", f"mount --move $keep/{number} '{path}'"]
     return [*lines, "rm -r $keep"] if kept else lines
+
+
+def pmix_link(work_dir: Path) -> list[str]:
+    """Lines of shell that let Slurm's `--mpi=pmix` find its library.
+
+    Debian 12's plugin asks for `libpmix.so`, a name that only libpmix-dev brings, with a dozen packages after it.
+    """
+    lines = []
+    for number, library in enumerate(sorted(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so.2"))):
+        if not library.with_name("libpmix.so").exists():
+            copy = work_dir / f"pmix{number}"
+            lines += [f"cp -a {library.parent} {copy}", f"ln -s libpmix.so.2 {copy}/libpmix.so"]
+            lines.append(f"mount --bind {copy} {library.parent}")
+    return lines

@@ -42,11 +42,11 @@ def test_the_node_side_needs_the_standard_library_alone() -> None:
 
 def test_srun_is_told_everything() -> None:
     spec = make_spec(2, where="slurm", cpus_per_task=8)
-    assert places.srun_command(spec, ["n1", "n2"], in_step=False) == [
+    assert places.srun_command(spec, ["n1", "n2"]) == [
         "srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--cpu-bind=none",
-        "--kill-on-bad-exit=1", "--wait=60", "--unbuffered", "--job-name=train-r",
+        "--kill-on-bad-exit=1", "--wait=60", "--overlap", "--mpi=none", "--unbuffered", "--job-name=train-r",
     ]  # fmt: skip
-    assert places.srun_command(spec, ["n1", "n2", "n3"], in_step=True)[-2:] == ["--nodelist=n1,n2", "--overlap"]
+    assert places.srun_command(spec, ["n1", "n2", "n3"])[-1] == "--nodelist=n1,n2"
 
 
 def test_sruns_environment_keeps_nothing_of_another_step() -> None:

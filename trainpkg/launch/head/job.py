@@ -67,21 +67,21 @@ def launch(run: Run, stage: str, out: Path, *, where: str | None = None, retry: 
             screen.say(f"run {run.run!r} is finished already; {out} is written again, nothing is trained")
             return 0
         attempt.refuse_repetition(folder, retry)
-        spec, in_step, job_hosts = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
+        spec, job_hosts = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
         attempt.open_attempt(spec, folder, run)
         if job and spec.where == "local" and (where or run.launch.where) == "auto":
             screen.say(
                 f"warning: this is Slurm job {job}, but there is no srun here: all nodes are simulated on this one"
             )
         screen.say(f"{spec.tag}: {spec.num_nodes} node(s) by {spec.where}, logs in {spec.launch_dir}")
-        outcome = asyncio.run(Job(spec, screen, held, in_step, job_hosts).run())
+        outcome = asyncio.run(Job(spec, screen, held, job_hosts).run())
         return _finish(spec, folder, outcome, screen)
 
 
 def plan_attempt(
     run: Run, folder: Folder, where: str, env: Mapping[str, str], overrides: Mapping[str, Any]
-) -> tuple[Spec, bool, list[str]]:
-    """The spec of the next attempt; whether this process is in a Slurm step; all hosts of the Slurm job."""
+) -> tuple[Spec, list[str]]:
+    """The spec of the next attempt, and all hosts of the Slurm job."""
     num_nodes = stage_nodes(run, folder.stage)
     allocation = read_allocation(env) if where != "local" else None
     if where == "slurm" and allocation is None:
@@ -90,7 +90,7 @@ def plan_attempt(
         allocation = None
     if allocation is None:
         hosts = [f"sim{index}" for index in range(num_nodes)]
-        return attempt.make_spec(run, folder, hosts, "local", **overrides), False, []
+        return attempt.make_spec(run, folder, hosts, "local", **overrides), []
     fields = places.ask_slurm(allocation.job_id)
     hosts = places.hosts_of_job(allocation, fields, num_nodes)
     more = {
@@ -101,7 +101,7 @@ def plan_attempt(
     if run.launch.gpus_per_node is None and run.launch.device != "cpu":
         more["step_gpus"] = places.gpus_of_exclusive_job(fields, hosts)
     spec = attempt.make_spec(run, folder, hosts, "slurm", **(more | dict(overrides)))
-    return spec, "SLURM_STEP_ID" in env, places.hosts_of_job(allocation, fields, None)
+    return spec, places.hosts_of_job(allocation, fields, None)
 
 
 def stage_nodes(run: Run, stage: str) -> int:
@@ -122,8 +122,8 @@ def cpus_per_node(allocation: Allocation, fields: Mapping[str, str]) -> int:
 class Job:
     """One attempt: nodes started, roll call, generations, everything ended."""
 
-    def __init__(self, spec: Spec, screen: Screen, held: Lock, in_step: bool, job_hosts: list[str]) -> None:
-        self.spec, self.screen, self.held, self.in_step, self.job_hosts = spec, screen, held, in_step, job_hosts
+    def __init__(self, spec: Spec, screen: Screen, held: Lock, job_hosts: list[str]) -> None:
+        self.spec, self.screen, self.held, self.job_hosts = spec, screen, held, job_hosts
         self.conductor: Conductor | None = None
         self.work: asyncio.Task[Outcome] | None = None
         self.asked = ""
@@ -176,9 +176,9 @@ class Job:
         env = places.node_environment(os.environ, secret)
         if spec.where == "local":
             return LocalNodes.start(spec, command, env)
-        srun = places.srun_command(spec, self.job_hosts, self.in_step)
+        srun = places.srun_command(spec, self.job_hosts)
         self.screen.say(f"starting {' '.join(srun)}")
-        return SrunNodes.start([*srun, *command], places.srun_environment(env))
+        return SrunNodes([*srun, *command], places.srun_environment(env), self.screen.say)
 
     def _interrupt(self, why: str) -> None:
         """End everything now; the second time, without asking the ranks."""

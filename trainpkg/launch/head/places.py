@@ -1,13 +1,13 @@
 """Where node processes run: one per node of a Slurm job through srun, or several on this machine as simulated nodes.
 
-Command lines and environments are values; two small classes start them and tell what became of them.
+Command lines and environments are values; two small classes start them and tell what became of them. The step in
+which the ranks themselves are tasks (backends srun and mpi) is rank_steps.py's.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +20,7 @@ import trainpkg
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes
 from trainpkg.launch.head.failure import signal_name
+from trainpkg.launch.head.step import Step
 from trainpkg.launch.node.ranks import last_lines
 from trainpkg.launch.slurm.allocation import Allocation
 from trainpkg.launch.slurm.grammar import expand_hosts, parse_gres
@@ -47,29 +48,34 @@ def node_command(spec_path: Path, head: str) -> list[str]:
     return [sys.executable, "-m", "trainpkg", "node", f"--spec={spec_path}", f"--head={head}"]
 
 
-def node_environment(env: Mapping[str, str], secret: str) -> dict[str, str]:
-    """The environment of node processes: this package importable, the secret in it and on no command line."""
+def importable(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment, and this package importable in it."""
     root = str(Path(trainpkg.__file__).parent.parent)
     path = env.get("PYTHONPATH", "")
     if Path(root).name not in ("site-packages", "dist-packages"):
         path = os.pathsep.join([root, path] if path else [root])
-    return dict(env) | {"PYTHONPATH": path, "TRAINPKG_SECRET": secret} if path else (
-        dict(env) | {"TRAINPKG_SECRET": secret}
-    )  # fmt: skip
+    return dict(env) | ({"PYTHONPATH": path} if path else {})
 
 
-def srun_command(spec: Spec, job_hosts: list[str], in_step: bool) -> list[str]:
-    """`srun` with one task per node and the geometry spelled out; nothing of it is inherited since Slurm 22.05."""
+def node_environment(env: Mapping[str, str], secret: str) -> dict[str, str]:
+    """The environment of node processes: this package importable, the secret in it and on no command line."""
+    return importable(env) | {"TRAINPKG_SECRET": secret}
+
+
+def srun_command(spec: Spec, job_hosts: list[str]) -> list[str]:
+    """`srun` with one task per node and the geometry spelled out; nothing of it is inherited since Slurm 22.05.
+
+    `--overlap`: another step of this job (the one that we may be in, the ranks' own) holds CPUs, memory and GPUs too,
+    and without it the later one waits for ever.
+    """
     num = spec.num_nodes
     command = ["srun", f"--nodes={num}", f"--ntasks={num}", "--ntasks-per-node=1"]
     command += [f"--cpus-per-task={spec.cpus_per_task}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=60"]
-    command += ["--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
+    command += ["--overlap", "--mpi=none", "--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
     if spec.step_gpus:
         command.append(f"--gres=gpu:{spec.step_gpus}")
     if job_hosts and job_hosts != spec.hosts:
         command.append(f"--nodelist={','.join(spec.hosts)}")
-    if in_step:
-        command.append("--overlap")  # the step that we are in holds the CPUs: without it the new one waits for ever
     return command
 
 
@@ -135,33 +141,11 @@ def end_of_job(allocation: Allocation, fields: Mapping[str, str]) -> float | Non
         return None
 
 
-@dataclass
-class SrunNodes:
-    """One srun step. srun ends its tasks at once when it is ended, and is ended when `launch` is."""
-
-    process: subprocess.Popen[bytes]
-
-    @classmethod
-    def start(cls, command: list[str], env: Mapping[str, str]) -> SrunNodes:
-        tether = [sys.executable, "-m", "trainpkg.launch.tether", str(os.getpid()), str(int(signal.SIGTERM))]
-        return cls(subprocess.Popen([*tether, *command], env=env, stdin=subprocess.DEVNULL, start_new_session=True))
-
-    def ended(self) -> str:
-        code = self.process.poll()
-        return "" if code is None else f"srun ended with status {code} (its words stand above)"
+class SrunNodes(Step):
+    """One srun step with a node process as its only task on each node. srun ends its tasks at once when it is ended."""
 
     def node_signal(self, index: int) -> int | None:
         return None
-
-    def end(self, grace_s: float) -> None:
-        for signum in (None, signal.SIGTERM, signal.SIGKILL):
-            if signum is not None:
-                self.process.send_signal(signum)
-            try:
-                self.process.wait(grace_s if signum is None else 10.0)
-                return
-            except subprocess.TimeoutExpired:
-                continue
 
 
 @dataclass
