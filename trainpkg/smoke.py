@@ -47,6 +47,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     """Run all checks; UserError with one sentence where one fails. Rank 0 writes the result either way."""
     started, smoke, rows = time.time(), Smoke(ctx, run, Path(spec["launch_dir"])), []
     proofs: dict[str, Callable[[], Outcome]] = {
+        "nodes": lambda: nodes(smoke),
         "places": lambda: checks.places(ctx, smoke.launch_dir),
         "software": lambda: checks.software(ctx),
         "reduction": lambda: checks.reduction(ctx),
@@ -83,6 +84,7 @@ def write_result(smoke: Smoke, out: Path, rows: list[dict[str, Any]], started: f
         for r in rows
     )
     ctx.say(table)
+    table = "\n\n".join([table, *(row["table"] for row in rows if "table" in row)])
     result = {
         "ok": ok,
         "run": smoke.run.run,
@@ -98,6 +100,17 @@ def write_result(smoke: Smoke, out: Path, rows: list[dict[str, Any]], started: f
     path = out if ok else smoke.launch_dir / f"{out.stem}.failed.json"
     manifest.replace_synced(path.with_suffix(".txt"), table + "\n")
     manifest.replace_synced(path, json.dumps(result, indent=1) + "\n")
+
+
+def nodes(smoke: Smoke) -> Outcome:
+    """What `launch` heard of the nodes before any rank ran; bad rows ended the job there."""
+    path = smoke.launch_dir / "nodes.json"
+    found = json.loads(path.read_text()) if smoke.ctx.is_main and path.exists() else {}
+    reports = found.get("nodes", {})
+    rows = [row for report in reports.values() for row in report] + found.get("differences", [])
+    num_warnings = sum(row["verdict"] != "ok" for row in rows)
+    text = f"{len(rows)} rows on {len(reports)} nodes, {num_warnings} warnings (all of them below)"
+    return Outcome(None, text, found)
 
 
 def training(smoke: Smoke) -> Outcome:

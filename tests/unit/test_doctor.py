@@ -413,7 +413,7 @@ def test_clocks(skew: float, verdict: str, tmp_path: Path) -> None:
     fake = Fake(tmp_path, clock=lambda: time.time() - skew)
     row = only(storage.results(fake.machine, Wanted(results_dir=tmp_path)), "clock, file system")
     assert row.verdict == verdict
-    assert ("ahead of" if skew > 0 else "behind") in row.found
+    assert ("within" if verdict == OK else "ahead of" if skew > 0 else "behind") in row.found
 
 
 # --- Slurm ---

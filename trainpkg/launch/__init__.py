@@ -3,6 +3,7 @@
 head      once per job, in `launch`:
     job          the subcommand: lock, attempt, nodes, verdict        lock        one writer per run directory
     attempt      files and rules of an attempt                        screen      what people see
+    examine      the doctor's questions to all nodes, in a smoke test
     places       where node processes run: srun, or simulated         watch       silence and pace of nodes
     rollcall     the coordinator: who is there, which address works   conduct     generations of ranks, to a verdict
     generation   the state of one generation                          failure     which exit is the cause, which victims

@@ -7,26 +7,62 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from trainpkg.errors import UserError
-from trainpkg.launch.doctor import checks, rows
+from trainpkg.launch.doctor import checks, nodes, rows
 from trainpkg.launch.doctor.machine import Machine, Wanted
 from trainpkg.launch.doctor.rows import BAD, Row
 
+SRUN_LIMIT_S = 120.0
 DEFAULT_CONFIG = Path("config/config.yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="default: config/config.yaml, where there is one")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--nodes", action="store_true", help="look at all nodes of the Slurm job that this shell is in")
+    parser.add_argument("--one-node", action="store_true", help="one line of JSON on this node: what --nodes starts")
 
 
 def main(args: argparse.Namespace) -> int:
     wanted, found = read_config(args.config)
-    found += checks.examine(Machine(), wanted, checks.LOGIN)
+    if args.one_node:
+        print(nodes.own_report(wanted))
+        return 0
+    if args.nodes:
+        found += nodes.merged(ask_nodes(args.config))
+    else:
+        found += checks.examine(Machine(), wanted, checks.LOGIN)
     print(json.dumps(rows.as_json(found), indent=1) if args.json else rows.table(found))
     return 1 if rows.worst(found) == BAD else 0
+
+
+def ask_nodes(config: Path | None) -> nodes.Report:
+    """Start a doctor on each node of the job with srun. Raises UserError where there is no job or srun fails."""
+    from trainpkg.launch.head import places
+    from trainpkg.launch.slurm.allocation import read_allocation
+
+    allocation = read_allocation(os.environ)
+    if allocation is None:
+        raise UserError("doctor --nodes looks at the nodes of a Slurm job: start it inside salloc or a batch script")
+    hosts = places.hosts_of_job(allocation, places.ask_slurm(allocation.job_id), None)
+    command = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1", "--overlap"]
+    command += [f"--cpus-per-task={allocation.cpus_per_task or 1}", "--cpu-bind=none", "--kill-on-bad-exit=0"]
+    command += [sys.executable, "-m", "trainpkg", "doctor", "--one-node", *([f"--config={config}"] if config else [])]
+    env = places.srun_environment(places.node_environment(os.environ, ""))
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SRUN_LIMIT_S)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    reports = {one["host"]: rows.from_json(one["rows"]) for one in sorted(told, key=lambda one: int(one["index"]))}
+    if done.returncode or len(reports) < len(hosts):
+        silent = ", ".join(host for host in hosts if host not in reports)
+        raise UserError(
+            f"srun ended with {done.returncode}; no report from {silent or 'no node'}: {done.stderr.strip()}"
+        )
+    return reports
 
 
 def read_config(path: Path | None) -> tuple[Wanted, list[Row]]:

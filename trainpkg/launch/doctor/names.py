@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainpkg.launch.doctor.machine import Lookup, Machine, Wanted
+from trainpkg.launch.doctor.machine import Machine, Wanted
 from trainpkg.launch.doctor.rows import OK, WARN, Row
 from trainpkg.launch.network import is_loopback
 
@@ -17,10 +17,12 @@ HOSTS_FIX = "Write the nodes' names and addresses into /etc/hosts on all nodes, 
 def own_name(machine: Machine, wanted: Wanted) -> Row:
     """The own host name must lead to an address that others reach: Debian writes 127.0.1.1 for it into /etc/hosts."""
     looked = machine.forward(machine.hostname)
-    text = f"{machine.hostname} is {_told(looked)}"
+    text = f"{machine.hostname} is {looked.problem or ', '.join(looked.found[:4])}{_pace(looked.seconds)}"
     if looked.problem:
         return Row("own name", text, WARN, HOSTS_FIX)
     if all(is_loopback(address) for address in looked.found):
+        if not wanted.hosts and machine.which("sbatch") is None:
+            return Row("own name", text + ", enough on one machine")
         fix = f"Give {machine.hostname} its network address in /etc/hosts in place of {looked.found[0]}."
         return Row("own name", text + ", loopback: other nodes cannot use it", WARN, fix)
     own = {entry.address for entry in machine.addresses}
@@ -56,7 +58,7 @@ def name_service(machine: Machine, wanted: Wanted) -> Row:
             problems.append(f"{address} of {host} is called {back.found[0]}")
     if slowest > SLOW_S:
         problems.append(f"an answer took {slowest:.1f} s")
-    agree = f"{', '.join(hosts)}: forward and back agree, {slowest * 1000:.0f} ms at most"
+    agree = f"{', '.join(hosts)}: forward and back agree{_pace(slowest)}"
     return Row("name service", "; ".join(problems) or agree, WARN if problems else OK, HOSTS_FIX)
 
 
@@ -73,8 +75,9 @@ def proxies(machine: Machine, wanted: Wanted) -> Row:
     return Row("proxies", f"{text}, without no_proxy", WARN, fix)
 
 
-def _told(looked: Lookup) -> str:
-    return looked.problem or f"{', '.join(looked.found[:4])} ({looked.seconds * 1000:.0f} ms)"
+def _pace(seconds: float) -> str:
+    """Coarse, so that nodes which differ by milliseconds say the same."""
+    return f", answered in {seconds:.1f} s" if seconds > SLOW_S else f", answered within {SLOW_S:g} s"
 
 
 def _short(name: str) -> str:

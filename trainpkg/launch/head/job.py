@@ -24,6 +24,7 @@ from trainpkg.launch import processes
 from trainpkg.launch.head import attempt, lock, places
 from trainpkg.launch.head.attempt import STAGES, Folder
 from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome, Screen
+from trainpkg.launch.head.examine import examine
 from trainpkg.launch.head.lock import Lock
 from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.head.rollcall import Coordinator, RollCallError
@@ -159,6 +160,8 @@ class Job:
         nodes = self._start_nodes(head, secret)
         try:
             met = await coordinator.meet(nodes.ended)
+            if self.spec.stage == "smoke":
+                await examine(coordinator, self.spec, met, self.screen.say)
             self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, self.origin)
             if self.asked:
                 self.conductor.save_and_end(self.asked)

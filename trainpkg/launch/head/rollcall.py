@@ -216,7 +216,7 @@ class Coordinator:
         token = secrets.token_hex(8)
         candidates = nodes[0].addresses or ["127.0.0.1"]
         self.members[0].tell({"type": "open", "generation": generation, "token": token, "addresses": candidates})
-        opened = (await self._collect("opened", generation, [0]))[0]
+        opened = (await self.collect("opened", generation, [0]))[0]
         if opened.get("error"):
             raise RollCallError(f"{self.members[0].name} cannot open a port for the ranks: {opened['error']}")
         port = int(opened["port"])
@@ -224,7 +224,7 @@ class Coordinator:
         probe = {"type": "probe", "generation": generation, "token": token, "addresses": candidates, "port": port}
         for index in others:
             self.members[index].tell(probe)
-        results = await self._collect("probed", generation, others) if others else {}
+        results = await self.collect("probed", generation, others) if others else {}
         reached = [a for a in candidates if all(results[i]["errors"].get(a) is None for i in others)]
         if not reached:
             raise RollCallError(self._unreached(results, candidates, port))
@@ -252,7 +252,7 @@ class Coordinator:
                 )
         return f"no address of {self.members[0].name} is reached by all nodes; tried {', '.join(candidates)}"
 
-    async def _collect(self, kind: str, generation: int, indices: list[int]) -> dict[int, Message]:
+    async def collect(self, kind: str, generation: int, indices: list[int]) -> dict[int, Message]:
         """One message of that kind from each of these nodes. Other messages of nodes meanwhile are beats or old."""
         found: dict[int, Message] = {}
         end = time.monotonic() + PROOF_TIMEOUT_S

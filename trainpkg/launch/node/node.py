@@ -151,6 +151,8 @@ class Node:
                 self.tell(self._open_port(message))
             elif kind == "probe":
                 self._spawn(self._probe(message))
+            elif kind == "examine":
+                self._spawn(self._examine(message))
             elif kind == "prepare":
                 self._spawn(self._prepare(message))
             elif kind == "go":
@@ -181,6 +183,12 @@ class Node:
         found = await asyncio.gather(*(probe(a, message["port"], message["token"]) for a in addresses))
         errors = dict(zip(addresses, found, strict=True))
         self.tell({"type": "probed", "generation": message["generation"], "errors": errors})
+
+    async def _examine(self, message: Message) -> None:
+        from trainpkg.launch.doctor import nodes  # asked for in a smoke test alone
+
+        report = await nodes.report(self.spec, self.facts, message, self.base_env)
+        self.tell({"type": "examined", **report})
 
     async def _go(self, message: Message) -> None:
         """Start this node's ranks of a new generation. What stands in the way is told: a silent node hangs the job."""
