@@ -23,7 +23,7 @@ class Report:
     def __init__(self) -> None:
         self.rank = int(os.environ["RANK"])
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(os.environ["TRAINPKG_REPORT"])
+        self.socket.connect(os.environ["TRAINPKG_REPORT"].replace("@", "\0", 1))
 
     def tell(self, event: str, **more: Any) -> None:
         self.socket.sendall(json.dumps({"rank": self.rank, "event": event, **more}).encode() + b"\n")

@@ -10,11 +10,13 @@ head      once per job, in `launch`:
 node      once per node, in `node` (the standard library alone):
     node         starts and watches the ranks of one node             ranks       their reports and ends
     environment  of the fork server and of each rank                  call        the way to the coordinator
+    orders       what its ranks of one generation are
 start     how the processes of ranks come into being:
     starter      the protocol                                         choose      the one that a spec asks for
     fork         from a fork server (zygote) that imported torch once execute     a program of its own per rank
     enter        last steps before a rank's own code
     identity     which rank a process of another launcher is          meeting     where such ranks meet
+    guard        what foreign launchers start in place of a rank      guards      the node's side of guards
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
 doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
@@ -23,4 +25,5 @@ Below all:
     spec         what all nodes are told (spec.json)                  facts       what a node tells; contradictions
     network      addresses, interfaces, ports                         wire        authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
+    unix         sockets between processes of one node
 """

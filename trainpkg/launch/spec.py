@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,7 @@ class Spec:
     env: dict[str, str] = field(default_factory=dict)
     cpus_per_task: int = 1
     code_hash: str = ""
+    nonce: str = ""  # tells this attempt from one of the same name in another tree
     slurm_job_id: str | None = None
     step_gpus: int = 0  # per node, to be asked of srun: a step of an exclusive job gets none by itself
 
@@ -66,6 +68,22 @@ class Spec:
     def generation_dir(self, generation: int) -> Path:
         """Where the logs and the verdict of one generation of ranks are."""
         return Path(self.launch_dir) / str(generation)
+
+    @property
+    def passes_port(self) -> bool:
+        """Whether rank 0 gets the very socket that node 0 holds; else node 0 lets go just before somebody binds it."""
+        return self.backend in ("spawn", "srun", "mpi")
+
+    def report_address(self, index: int) -> str:
+        """Where a node's launcher hears its ranks: a name in the kernel's abstract namespace of unix sockets.
+
+        Whoever has this spec can compute it, also a task that `srun` or `mpirun` started with an environment of its
+        own; no folder is left behind, and a second launcher on the same host finds the name taken. Simulated nodes
+        share a machine, so their number is part of it; a real node has one launcher, whatever a task knows of it.
+        """
+        node = "" if self.where == "slurm" else f"node {index}"
+        text = "|".join([self.tag, self.launch_dir, self.nonce, node])
+        return f"@trainpkg/{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")

@@ -38,7 +38,7 @@ class Reporter:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(SEND_TIMEOUT_S)
         try:
-            connection.connect(path)
+            connection.connect("\0" + path[1:] if path.startswith("@") else path)  # @: a name in no file system
         except OSError as error:
             print(f"warning: TRAINPKG_REPORT = {path}: {error}; this rank reports nothing", file=sys.stderr, flush=True)
             connection.close()

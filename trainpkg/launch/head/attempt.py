@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -185,6 +186,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
         "env": launch.env,
         "cpus_per_task": run.slurm.cpus_per_task,
         "code_hash": facts.code_hash(),
+        "nonce": secrets.token_hex(8),
     }
     return Spec(**(values | more))
 

@@ -14,7 +14,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Coroutine
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,13 +24,15 @@ from trainpkg.launch import facts, network, processes, wire
 from trainpkg.launch import spec as specs
 from trainpkg.launch.node import environment
 from trainpkg.launch.node.call import Greeter, call_head, probe
+from trainpkg.launch.node.orders import make_orders
 from trainpkg.launch.node.ranks import Ranks
-from trainpkg.launch.plan import LaunchPlan, make_plan
+from trainpkg.launch.plan import make_plan
 from trainpkg.launch.slurm.grammar import expand_counts, parse_int
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start.choose import make_starter
 from trainpkg.launch.start.execute import ExecStarter
-from trainpkg.launch.start.starter import Calls, Order, Starter, StartFailed
+from trainpkg.launch.start.guards import Guards
+from trainpkg.launch.start.starter import Calls, Starter, StartFailed
 from trainpkg.launch.wire import BEAT_S, GAP_S, Message
 
 SECRET = "TRAINPKG_SECRET"
@@ -91,8 +94,8 @@ class Node:
             loop.add_signal_handler(signum, self._stop_requested, signum)
         for signum in (signal.SIGUSR1, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
-        self.ranks = Ranks(self.tell)
-        self.calls = Calls(self._rank_started, self.ranks.ended, self._starter_gone)
+        self.ranks = Ranks(self.tell, self.spec.report_address(self.index), self._hear_guard)
+        self.calls = Calls(self._rank_started, self.ranks.ended, self._starter_gone, self._rank_refused)
         self.starter: Starter = make_starter(self.spec, self.base_env, self.calls)
         grace_s = 0.0
         try:
@@ -116,6 +119,15 @@ class Node:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+    async def _hear_guard(self, reader: StreamReader, writer: StreamWriter, hello: Mapping[str, Any]) -> None:
+        if isinstance(self.starter, Guards):
+            await self.starter.hear(reader, writer, hello)
+
+    def _rank_refused(self, why: str) -> None:
+        """Some launcher started a rank that the plan does not have here."""
+        self.say(f"refused: {why}")
+        self.tell({"type": "start_failed", "generation": self.ranks.generation, "message": why})
 
     def _rank_started(self, rank: int, pid: int) -> None:
         self.say(f"rank {rank} is process {pid}")
@@ -203,9 +215,9 @@ class Node:
             failed = {"message": f"could not start its ranks: {error}", "details": details}
             self.tell({"type": "start_failed", "generation": message["generation"], **failed})
             self.say(f"start failed: {error}\n{details}")
-        if self.greeter is not None:
-            self.greeter.listener.close()  # rank 0 holds it now
-            self.greeter = None
+            if self.greeter is not None:
+                self.greeter.listener.close()
+        self.greeter = None  # its port is rank 0's, or waits for it
 
     async def _start_ranks(self, message: Message) -> None:
         generation = message["generation"]
@@ -220,15 +232,15 @@ class Node:
             one_machine=True,  # the coordinator has proven the address
             generation=generation,
         )
-        mine = plan.nodes[self.index]
-        folder = self.spec.generation_dir(generation)
-        logs = {mine.rank_offset + k: folder / f"rank-{mine.rank_offset + k}.log" for k in range(mine.num_ranks)}
-        self.ranks.begin(generation, logs)
-        await self._starter_ready()  # again: it may have been lost meanwhile
+        listen = self.greeter.hand_on() if self.greeter is not None else None
+        if listen is not None and not self.spec.passes_port:
+            listen.close()  # as late as can be: somebody else binds it now
         # all of them before the first start: none runs when one cannot be made
-        orders = [self._order(plan, k, rank, log, message["device"]) for k, (rank, log) in enumerate(logs.items())]
-        for order in orders:
-            self.starter.start(order)
+        held = listen if self.spec.passes_port else None
+        orders = make_orders(self.spec, self.spec_path, plan, self.index, message["device"], self.base_env, held)
+        self.ranks.begin(generation, {order.rank: Path(order.log) for order in orders.ranks})
+        await self._starter_ready()  # again: it may have been lost meanwhile
+        self.starter.start(orders)
 
     async def _prepare(self, message: Message) -> None:
         """Tell when ranks can be started, or why never. `own_imports`: each rank has yet to import everything."""
@@ -238,7 +250,7 @@ class Node:
         except StartFailed as error:
             self.say(f"start failed: {error}\n{error.details}")
             answer |= {"error": f"could not start its ranks: {error}", "details": error.details}
-        self.tell(answer | {"own_imports": isinstance(self.starter, ExecStarter)})
+        self.tell(answer | {"own_imports": self.starter.own_imports})
 
     async def _starter_ready(self) -> str:
         try:
@@ -250,12 +262,6 @@ class Node:
             self.starter.close()
             self.starter = ExecStarter(self.base_env, self.calls)
             return await self.starter.ready()
-
-    def _order(self, plan: LaunchPlan, local_rank: int, rank: int, log: Path, device: str) -> Order:
-        env = environment.for_rank(self.spec, self.spec_path, plan, self.index, local_rank, device, self.base_env)
-        env["TRAINPKG_REPORT"] = self.ranks.address
-        listen = self.greeter.hand_on() if self.greeter is not None and rank == 0 else None
-        return Order(rank, self.spec.entry, env, str(log), listen)
 
     async def _stop(self, message: Message) -> None:
         """End what is left of the generation, and everything that its ranks left behind."""

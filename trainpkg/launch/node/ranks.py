@@ -1,7 +1,7 @@
 """The ranks of one node in one generation: their processes, what they report, how they are ended.
 
-Ranks report JSON lines on a unix socket in a private folder. What a rank said before it died is read to the end before
-its death is told, so that an exception is never mistaken for a silent exit.
+Ranks report JSON lines on a unix socket that hears processes of this user alone. What a rank said before it died is
+read to the end before its death is told, so that an exception is never mistaken for a silent exit.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainpkg.launch import processes
+from trainpkg.errors import UserError
+from trainpkg.launch import processes, unix
+from trainpkg.launch.start.guards import Hear
 from trainpkg.launch.start.starter import Ended
 from trainpkg.launch.wire import Message, shorten
 
 LAST_WORDS_S = 0.3  # for the report's end after a rank's; a forked worker of it may hold the socket open
 MAX_TEXT = 12_000
 MAX_LINES = 20
-_MAX_SOCKET_PATH = 100  # the kernel's limit is 107
 
 
 @dataclass
@@ -46,27 +45,32 @@ class LocalRank:
 
 
 class Ranks:
-    """Ranks of the generation that runs. `tell` sends a message to the coordinator."""
+    """Ranks of the generation that runs. `tell` sends a message to the coordinator, `hear_guard` talks with a guard."""
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
-        self.tell = tell
+    def __init__(self, tell: Callable[[Message], None], address: str, hear_guard: Hear) -> None:
+        self.tell, self.address, self.hear_guard = tell, address, hear_guard
         self.generation = -1
         self.ranks: dict[int, LocalRank] = {}
         self.stopping = False
         self.empty = asyncio.Event()
         self.empty.set()
-        self.folder = private_folder()
-        self.address = str(self.folder / "report")
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> None:
-        self._server = await asyncio.start_unix_server(self._hear, self.address, limit=256 * 1024, backlog=1024)
+        """Hear ranks from now on. Raises UserError where another launcher of this attempt does already."""
+        path = unix.address_of(self.address)
+        try:
+            self._server = await asyncio.start_unix_server(self._hear, path, limit=256 * 1024, backlog=1024)
+        except OSError as error:
+            raise UserError(
+                f"this host has a launcher of this attempt already ({error.strerror}): `node` was started twice here. "
+                "It is started once per node, not once per task; look at SLURM_NTASKS_PER_NODE and --ntasks"
+            ) from error
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def begin(self, generation: int, logs: dict[int, Path]) -> None:
         """A new generation with these ranks; none of the last one is left."""
@@ -90,8 +94,13 @@ class Ranks:
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank = None
         try:
+            if not unix.is_ours(writer.get_extra_info("socket")):
+                return
             while line := await reader.readline():
                 message = json.loads(line)
+                if message["event"] == "guard":
+                    await self.hear_guard(reader, writer, message)
+                    return
                 rank = self.ranks[int(message["rank"])]
                 rank.connected = True
                 self._take(rank, message)
@@ -121,7 +130,9 @@ class Ranks:
 
     def ended(self, ended: Ended) -> None:
         """A rank's process has ended; told once its report is read."""
-        task = asyncio.get_running_loop().create_task(self._tell_end(self.ranks[ended.rank], ended, self.stopping))
+        task = asyncio.get_running_loop().create_task(
+            self._tell_end(self.ranks[ended.rank], ended, self.stopping or ended.orphaned)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -189,19 +200,6 @@ class Ranks:
             self.signal_all(signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.empty.wait(), 1.0)
-
-
-def private_folder() -> Path:
-    """A folder that only this user enters, with a path short enough for a socket in it."""
-    for base in (None, "/tmp", "/dev/shm", "."):  # TMPDIR may be long, or absent on this node
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="trainpkg-", dir=base)).resolve()
-        except OSError:
-            continue
-        if len(str(folder)) < _MAX_SOCKET_PATH - len("/report"):
-            return folder
-        folder.rmdir()
-    raise OSError("no folder for a socket: none of TMPDIR, /tmp, /dev/shm can be written")
 
 
 def last_lines(path: Path, count: int = MAX_LINES) -> list[str]:

@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 
 from trainpkg.launch import processes
 from trainpkg.launch.start import enter
-from trainpkg.launch.start.starter import Calls, Ended, Order
+from trainpkg.launch.start.starter import Calls, Ended, Order, Orders
 
 
 @dataclass
@@ -20,13 +19,18 @@ class ExecStarter:
 
     env: dict[str, str]
     calls: Calls
+    own_imports: bool = True
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)  # rank -> process
     helpers: list[int] = field(default_factory=list)
 
     async def ready(self) -> str:
         return "ranks start as programs of their own"
 
-    def start(self, order: Order) -> None:
+    def start(self, orders: Orders) -> None:
+        for order in orders.ranks:
+            self._start(order)
+
+    def _start(self, order: Order) -> None:
         env = dict(self.env)
         for name, value in order.env.items():
             env.pop(name, None) if value is None else env.update({name: value})
@@ -35,11 +39,13 @@ class ExecStarter:
             env["TRAINPKG_LISTEN_FD"] = str(order.listen.fileno())
         parent = os.getpid()
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "trainpkg.launch.start.enter", order.entry],
+            order.argv,
             env=env,
             pass_fds=fds,
             preexec_fn=lambda: enter.become_rank(parent, order.log, env),
         )
+        if order.listen:
+            order.listen.close()  # the rank holds the only copy: its death frees the port
         self.running[order.rank] = process
         self.calls.started(order.rank, process.pid)
         loop = asyncio.get_running_loop()

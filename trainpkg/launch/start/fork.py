@@ -11,12 +11,14 @@ import subprocess
 import sys
 
 from trainpkg.launch import processes
-from trainpkg.launch.start.starter import Calls, Ended, Order, StartFailed
+from trainpkg.launch.start.starter import Calls, Ended, Order, Orders, StartFailed
 from trainpkg.launch.start.zygote import MAX_PACKET
 
 
 class ForkStarter:
     """Ranks forked from a fork server (see `zygote`)."""
+
+    own_imports = False
 
     def __init__(self, preload: list[str], env: dict[str, str], calls: Calls) -> None:
         self.calls = calls
@@ -40,7 +42,11 @@ class ForkStarter:
     async def ready(self) -> str:
         return await asyncio.shield(self._ready)
 
-    def start(self, order: Order) -> None:
+    def start(self, orders: Orders) -> None:
+        for order in orders.ranks:
+            self._start(order)
+
+    def _start(self, order: Order) -> None:
         message = {"rank": order.rank, "entry": order.entry, "env": order.env, "log": order.log}
         fds = [order.listen.fileno()] if order.listen else []
         self.control.setblocking(True)  # a burst of orders may fill the socket; the fork server always reads
@@ -50,6 +56,8 @@ class ForkStarter:
             raise StartFailed(f"the fork server is gone ({error.strerror})") from error
         finally:
             self.control.setblocking(False)
+            if order.listen:
+                order.listen.close()  # the rank holds the only copy: its death frees the port
 
     def _read(self) -> None:
         while True:
