@@ -40,13 +40,27 @@ class Launch(Section):
     start: Literal["fork", "exec"] = execution("fork", "fork: from one process that imported torch; exec: one each.")
     oversubscribe: bool = execution(False, "Allow more ranks than GPUs on a node (gloo alone; nccl refuses it).")
     dist_backend: Literal["auto", "gloo", "nccl"] = execution("auto", "auto: nccl on GPUs, gloo on CPUs.")
-    env: dict[str, str] = execution({}, "Variables set for all ranks (replacing the node's own).")
-    env_prepend: dict[str, str] = execution({}, "Put in front of what the node's variable has, as for PATH.")
-    preset: Literal["none", "ethernet", "infiniband"] = execution("none", "NCCL settings of a kind of network.")
-    prologue: tuple[str, ...] = execution((), "Shell lines run on each node before its launcher: modules, conda.")
+    env: dict[str, str] = execution(
+        {},
+        "Variables set before anything is imported. They have the last word; then come the node's own environment (and "
+        "what the prologue exports), the preset, the launcher's defaults.",
+    )
+    env_prepend: dict[str, str] = execution(
+        {}, "Put in front of what comes out of all that, with a colon between, as for PATH."
+    )
+    preset: Literal["none", "ethernet", "infiniband"] = execution(
+        "none", "NCCL settings of a kind of network (table below); what the environment or launch.env say wins."
+    )
+    prologue: tuple[str, ...] = execution(
+        (), "Lines that bash runs on each node before its launcher, in one shell: modules, conda; all must succeed."
+    )
     wrapper: str | None = execution(None, "Prefix of each node's launcher, such as `apptainer exec --nv IMAGE`.")
-    python: str | None = execution(None, "Python of node processes and ranks; left out: the one that runs Snakemake.")
-    srun_args: str = execution("", "Further options of the srun that starts node processes.")
+    python: str | None = execution(
+        None, "Python of node processes and ranks, with trainpkg's dependencies; left out: the one that runs Snakemake."
+    )
+    srun_args: str = execution(
+        "", "Further options of the srun that starts node processes, as for containers; none that moves tasks or GPUs."
+    )
     port: str | None = execution(None, "Port of rank 0, or range as 20000-20100 that the site's firewall leaves open.")
     master_addr: str | None = execution(None, "Address or name of the first node; left out: one that all nodes reach.")
     rollcall_timeout_s: float = execution(60.0, "From the first node's answer to the last one's.", gt=0)
@@ -75,7 +89,9 @@ class Slurm(Section):
     gpu_request: Literal["auto", "gres", "gpus-per-node", "none"] = execution(
         "auto", "How GPUs are asked for, whatever torch uses; auto: gres, or none where launch.device is cpu."
     )
-    cpus_per_task: int = execution(4, "CPUs of each node's launcher and all its ranks.", ge=1)
+    cpus_per_task: int = execution(
+        4, "CPUs of each node's launcher and all its ranks; a rank's share of them becomes its OMP_NUM_THREADS.", ge=1
+    )
     mem_mb: int | None = execution(None, "Memory per node in MB; 0: what Slurm gives by default (DefMemPerNode).", ge=0)
     runtime: str | None = execution(None, "Time limit: minutes, or text such as 12h.")
     signal: str | None = execution(

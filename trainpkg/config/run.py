@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, model_validator
 
+from trainpkg.config import site
 from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
 from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
 from trainpkg.config.work import ConvModel, Data, Model, Optim, Train, ViTModel
@@ -115,4 +116,4 @@ def disagreements(run: Run) -> list[str]:
             f"launch.devices = {list(run.launch.devices)} names {len(run.launch.devices)} devices, "
             f"launch.gpus_per_node = {run.launch.gpus_per_node}"
         )
-    return found
+    return [*found, *site.disagreements(run.launch)]

@@ -25,6 +25,8 @@ from trainpkg.launch.spec import Spec
 
 MAX_NAMED = 8
 MAX_CLOCK_SKEW_S = 30.0
+MUST_AGREE = ("python", "torch", "trainpkg")
+NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # one of them comes with a torch for CUDA
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class NodeFacts:
     num_cpus: int = 1
     clock_unix_s: float = 0.0
     trouble: str = ""
+    threads: int = 1  # of each rank
+    threads_reason: str = ""
+    variables: dict[str, str] = field(default_factory=dict)  # that the libraries read, as the ranks get them
+    remarks: list[str] = field(default_factory=list)  # on the environment, as sentences
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> NodeFacts:
@@ -116,12 +122,14 @@ def count_ranks(spec: Spec, index: int, device: str, gpus: Sequence[str]) -> int
 
 
 def versions() -> dict[str, str]:
-    """Of Python, torch and this package."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "absent"
-    return {"python": platform.python_version(), "torch": torch, "trainpkg": trainpkg.__version__}
+    """Of Python, this package, torch and what it computes with."""
+    found = {"python": platform.python_version(), "trainpkg": trainpkg.__version__}
+    for name in ("torch", "numpy", *NCCL_PACKAGES):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"torch": "absent"} | found
 
 
 def code_hash() -> str:
@@ -141,11 +149,11 @@ def contradictions(spec: Spec, nodes: Sequence[NodeFacts]) -> list[str]:
         for node in nodes
         if not 0 <= node.index < spec.num_nodes
     ]
-    for name in ("python", "torch", "trainpkg"):
-        found += _differ(f"the version of {name}", nodes, [node.versions.get(name, "unknown") for node in nodes])
+    for name in MUST_AGREE:
+        found += differences(f"the version of {name}", nodes, [node.versions.get(name, "unknown") for node in nodes])
     same = "the code of trainpkg (is its folder shared, and the same on all nodes?)"
-    found += _differ(same, nodes, [node.code_hash for node in nodes])
-    found += _differ("the device", nodes, [node.device for node in nodes])
+    found += differences(same, nodes, [node.code_hash for node in nodes])
+    found += differences("the device", nodes, [node.device for node in nodes])
     return found
 
 
@@ -161,7 +169,8 @@ def warnings(nodes: Sequence[NodeFacts], clock_unix_s: float) -> list[str]:
     return found[:MAX_NAMED]
 
 
-def _differ(what: str, nodes: Sequence[NodeFacts], values: Sequence[str]) -> list[str]:
+def differences(what: str, nodes: Sequence[NodeFacts], values: Sequence[str]) -> list[str]:
+    """No sentence where all values are equal, else one with each value and the nodes that have it."""
     groups: dict[str, list[NodeFacts]] = defaultdict(list)
     for node, value in zip(nodes, values, strict=True):
         groups[value].append(node)

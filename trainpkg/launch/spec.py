@@ -53,6 +53,12 @@ class Spec:
     deadline: float | None = None  # unix seconds
     deadline_lead_s: float = 120.0
     env: dict[str, str] = field(default_factory=dict)
+    env_prepend: dict[str, str] = field(default_factory=dict)
+    preset: str = "none"
+    prologue: list[str] = field(default_factory=list)
+    wrapper: str | None = None
+    python: str | None = None
+    srun_args: str = ""
     cpus_per_task: int = 1
     code_hash: str = ""
     nonce: str = ""  # tells this attempt from one of the same name in another tree

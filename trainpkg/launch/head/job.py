@@ -11,6 +11,7 @@ import asyncio
 import os
 import resource
 import secrets
+import shlex
 import shutil
 import signal
 import time
@@ -21,7 +22,8 @@ from typing import Any
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import processes
-from trainpkg.launch.head import attempt, lock, places
+from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.head import attempt, command, lock, places, settings
 from trainpkg.launch.head.attempt import STAGES, Folder
 from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome, Screen
 from trainpkg.launch.head.examine import examine
@@ -73,6 +75,11 @@ def launch(run: Run, stage: str, out: Path, *, where: str | None = None, retry: 
         if job and spec.where == "local" and (where or run.launch.where) == "auto":
             screen.say(
                 f"warning: this is Slurm job {job}, but there is no srun here: all nodes are simulated on this one"
+            )
+        if spec.where == "slurm" and spec.cpus_per_task < run.slurm.cpus_per_task:
+            asked = run.slurm.cpus_per_task
+            screen.say(
+                f"warning: slurm.cpus_per_task is {asked}, but job {job} has {spec.cpus_per_task} CPU(s) per node"
             )
         screen.say(f"{spec.tag}: {spec.num_nodes} node(s) by {spec.where}, logs in {spec.launch_dir}")
         outcome = asyncio.run(Job(spec, screen, held, job_hosts).run())
@@ -159,7 +166,8 @@ class Job:
         head = await coordinator.listen()
         nodes = self._start_nodes(head, secret)
         try:
-            met = await coordinator.meet(nodes.ended)
+            met = await coordinator.meet(nodes.ended, lambda: command.read_way(self.spec))
+            self._tell_settings(met)
             if self.spec.stage == "smoke":
                 await examine(coordinator, self.spec, met, self.screen.say)
             self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, self.origin)
@@ -175,13 +183,20 @@ class Job:
 
     def _start_nodes(self, head: str, secret: str) -> Nodes:
         spec = self.spec
-        command = places.node_command(Path(spec.launch_dir) / "spec.json", head)
+        spec.generation_dir(0).mkdir(parents=True, exist_ok=True)
+        program = command.node_command(spec, Path(spec.launch_dir) / "spec.json", head)
         env = places.node_environment(os.environ, secret)
         if spec.where == "local":
-            return LocalNodes.start(spec, command, env)
+            return LocalNodes.start(spec, program, env)
         srun = places.srun_command(spec, self.job_hosts)
-        self.screen.say(f"starting {' '.join(srun)}")
-        return SrunNodes([*srun, *command], places.srun_environment(env), self.screen.say)
+        self.screen.say(f"starting {shlex.join(srun)}")
+        return SrunNodes([*srun, *program], places.srun_environment(env), self.screen.say)
+
+    def _tell_settings(self, nodes: list[NodeFacts]) -> None:
+        for line in settings.describe(self.spec, nodes):
+            self.screen.say(line)
+        for text in settings.warnings(self.spec, nodes):
+            self.screen.say(f"warning: {text}")
 
     def _interrupt(self, why: str) -> None:
         """End everything now; the second time, without asking the ranks."""

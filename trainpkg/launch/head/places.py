@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from typing import IO, Protocol
 import trainpkg
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes
+from trainpkg.launch.head.command import NODE_RANK
 from trainpkg.launch.head.failure import signal_name
 from trainpkg.launch.head.step import Step
 from trainpkg.launch.node.ranks import last_lines
@@ -41,11 +42,6 @@ class Nodes(Protocol):
 
     def end(self, grace_s: float) -> None:
         """Wait so long for all to end by themselves, then end them."""
-
-
-def node_command(spec_path: Path, head: str) -> list[str]:
-    """What runs on every node."""
-    return [sys.executable, "-m", "trainpkg", "node", f"--spec={spec_path}", f"--head={head}"]
 
 
 def importable(env: Mapping[str, str]) -> dict[str, str]:
@@ -72,11 +68,12 @@ def srun_command(spec: Spec, job_hosts: list[str]) -> list[str]:
     command = ["srun", f"--nodes={num}", f"--ntasks={num}", "--ntasks-per-node=1"]
     command += [f"--cpus-per-task={spec.cpus_per_task}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=60"]
     command += ["--overlap", "--mpi=none", "--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
-    if spec.step_gpus:
+    own = shlex.split(spec.srun_args)
+    if spec.step_gpus and not any(word.startswith(("--gres", "--gpus")) for word in own):
         command.append(f"--gres=gpu:{spec.step_gpus}")
     if job_hosts and job_hosts != spec.hosts:
         command.append(f"--nodelist={','.join(spec.hosts)}")
-    return command
+    return command + own  # what would contradict ours has been refused with the config
 
 
 def srun_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +167,7 @@ class LocalNodes:
         spec: Spec, index: int, command: list[str], env: Mapping[str, str], log: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """One node. A session of its own: Ctrl-C reaches `launch` alone, which ends the rest in order."""
-        own = dict(env) | share_of_gpus(spec, index, env)
+        own = dict(env) | share_of_gpus(spec, index, env) | {NODE_RANK: str(index)}
         own.pop("SLURM_NODEID", None)  # of a surrounding job
         return subprocess.Popen(
             [*command, f"--node-rank={index}"],

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from trainpkg.launch import facts, network, wire
 from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.head.command import OnTheWay
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.wire import BEAT_S, Message
@@ -137,25 +138,33 @@ class Coordinator:
         elif self.num_strangers == MAX_STRANGERS_TOLD + 1:
             self.say("refused more strangers' connections; the further ones are not told")
 
-    async def meet(self, ended: Callable[[], str]) -> list[NodeFacts]:
+    async def meet(self, ended: Callable[[], str], way: Callable[[], OnTheWay] = OnTheWay) -> list[NodeFacts]:
         """The roll call: the facts of all nodes, in node order.
 
-        `ended` says why no more answers will come (the starting program ended), or nothing. Raises RollCallError naming
-        the nodes that are missing at the deadline, or that contradict each other.
+        `ended` says why no more answers will come (the starting program ended), or nothing; `way` what nodes still do
+        before they can answer. Raises RollCallError naming the nodes that are missing at the deadline, or that
+        contradict each other.
         """
         begin = time.monotonic()
         times = self.spec.timeouts
         deadline = begin + times.start_s
+        on_the_way, next_look = OnTheWay(), begin + BEAT_S
         while len(self.members) < self.spec.num_nodes:
             try:
                 incoming = await asyncio.wait_for(self.inbox.get(), 0.1)
             except TimeoutError:
-                self._check_on(deadline, begin, ended())
+                over = ended()
+                if over or time.monotonic() >= next_look:
+                    next_look = time.monotonic() + BEAT_S
+                    on_the_way = way()
+                if on_the_way.busy:  # they are there, and busy: the roll call's time is not for that
+                    deadline = max(deadline, min(time.monotonic() + times.rollcall_s, begin + times.start_s))
+                self._check_on(deadline, over, on_the_way)
                 continue
             if not self.members:
                 deadline = time.monotonic() + times.rollcall_s
             self._enter(incoming)
-            self._check_on(deadline, begin, "")
+            self._check_on(deadline, "", on_the_way)
         nodes = [self.members[index].facts for index in sorted(self.members)]
         if found := facts.contradictions(self.spec, nodes):
             raise RollCallError("the nodes cannot train together: " + "; ".join(found))
@@ -184,13 +193,19 @@ class Coordinator:
         if found := facts.contradictions(self.spec, [member.facts]):
             raise RollCallError("; ".join(found))
 
-    def _check_on(self, deadline: float, begin: float, ended: str) -> None:
+    def _check_on(self, deadline: float, ended: str, on_the_way: OnTheWay) -> None:
         if self._refused:
             raise RollCallError(self._refused)
+        if on_the_way.failed:
+            raise RollCallError("; ".join(on_the_way.failed[: facts.MAX_NAMED]))
         if time.monotonic() < deadline and not ended:
             return
         expected = dict(enumerate(self.spec.hosts))
-        missing = [f"node {index} ({host})" for index, host in expected.items() if index not in self.members]
+        missing = [
+            on_the_way.busy.get(index, f"node {index} ({host})")
+            for index, host in expected.items()
+            if index not in self.members
+        ]
         answered = facts.name_nodes([member.facts for member in self.members.values()]) or "none"
         more = f" and {len(missing) - facts.MAX_NAMED} more" if len(missing) > facts.MAX_NAMED else ""
         names = ", ".join(missing[: facts.MAX_NAMED]) + more

@@ -1,38 +1,146 @@
-"""The environment of the fork server and of each rank, as values."""
+"""The environment of the fork server and of each rank, as values.
+
+Who has the last word on a variable, from the first to the last: `launch.env`; the node's environment (where jobs are
+submitted from, `launch.prologue`); `launch.preset`; the launcher's own defaults. `launch.env_prepend` goes in front of
+what comes out. Thread numbers have rules of their own (`threads`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from trainpkg import presets, variables
 from trainpkg.launch import network
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.plan import LaunchPlan, rank_environment
 from trainpkg.launch.spec import Spec
 
+# what Snakemake sets for the shell of a rule, all of them to the rule's `threads`
+SNAKEMAKES_THREADS = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "GOTO_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)  # fmt: skip
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+MAX_TOLD = 200
+OF_EACH_NODE = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # each node's own, and shown elsewhere
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads of each rank of a node, and why so many."""
+
+    count: int
+    reason: str
+
 
 def for_imports(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> dict[str, str]:
-    """What stands before torch is imported: it reads its thread numbers then and never again."""
-    threads = num_threads(spec, facts, env)
-    base = dict(env) | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} | spec.env
+    """What stands before torch is imported: it reads its thread numbers and its allocator's settings then."""
+    count = str(threads(spec, facts, env).count)
+    base = defaults(spec, facts, env) | presets.settings(spec.preset, spec.stage) | dict(env)
+    base |= dict.fromkeys(SNAKEMAKES_THREADS if set_by_snakemake(env) else SNAKEMAKES_THREADS[:2], count)
+    base |= spec.env
+    for name, value in spec.env_prepend.items():
+        rest = base.get(name, "")
+        in_front = rest == value or rest.startswith(f"{value}:")  # by the shell that started this process
+        base[name] = rest if in_front else f"{value}:{rest}" if rest else value
     if spec.devices is not None and facts.gpus:
         base["CUDA_VISIBLE_DEVICES"] = ",".join(facts.gpus)
     return base
 
 
-def num_threads(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> int:
-    """CPUs of this process over the ranks that share them; never more than OMP_NUM_THREADS says.
+def defaults(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> dict[str, str]:
+    """What everybody wants who has not said otherwise: segments that grow leave less memory in pieces."""
+    given = any(name in env or name in spec.env for name in ALLOCATOR)
+    return {} if given or facts.device != "cuda" else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
-    Where Slurm binds no task to CPUs, the process may use all of the node's; what was asked of Slurm is the share then.
-    Snakemake exports its `threads` as OMP_NUM_THREADS, which is meant for all ranks of the node together, so the
-    variable is an upper bound; `launch.env` has the last word.
+
+def set_by_snakemake(env: Mapping[str, str]) -> bool:
+    """Whether the thread numbers are a rule's `threads`: nobody else sets all six, two of them long out of use."""
+    values = {env.get(name, "") for name in SNAKEMAKES_THREADS}
+    return len(values) == 1 and values.pop().isdigit()
+
+
+def threads(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> Threads:
+    """The CPUs that this process may use over the ranks that share them.
+
+    `launch.env` has the last word. Another OMP_NUM_THREADS counts as given where a rank's share has room for it: more
+    is a number for the whole node (the usual `OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK`). What Snakemake sets is its
+    `threads`, for all ranks of the rule together, and is divided among them. Where Slurm binds no task to CPUs, a
+    process may use all of the node's: what was asked of Slurm is the share then.
     """
-    sharing = max(1, facts.num_ranks) * (spec.num_nodes if spec.where == "local" else 1)
-    num_cpus = min(facts.num_cpus, spec.cpus_per_task) if spec.where == "slurm" else facts.num_cpus
+    if (own := spec.env.get("OMP_NUM_THREADS", "")).isdigit() and int(own) > 0:
+        return Threads(int(own), "launch.env")
+    sharing, whose = max(1, facts.num_ranks), "rank" if facts.num_ranks == 1 else "ranks"
+    if spec.where == "local" and spec.num_nodes > 1:
+        sharing, whose = sharing * spec.num_nodes, f"ranks of {spec.num_nodes} simulated nodes"
+    num_cpus, which = facts.num_cpus, "CPUs of the affinity mask"
+    if spec.where == "slurm" and spec.cpus_per_task < num_cpus:
+        num_cpus, which = spec.cpus_per_task, "CPUs asked of Slurm"
+    text = env.get("OMP_NUM_THREADS", "")
+    given = int(text) if text.isascii() and text.isdigit() else 0
+    if given and set_by_snakemake(env) and given < num_cpus:
+        num_cpus, which = given, "threads of Snakemake's rule"
     share = max(1, num_cpus // sharing)
-    given = env.get("OMP_NUM_THREADS", "")
-    return min(share, int(given)) if given.isdigit() and int(given) > 0 else share
+    reason = f"{num_cpus} {which} / {sharing} {whose}"
+    if not given or set_by_snakemake(env):
+        return Threads(share, reason)
+    if given <= share:
+        return Threads(given, f"OMP_NUM_THREADS of the environment; {reason} would be {share}")
+    return Threads(share, f"{reason}; OMP_NUM_THREADS={given} of the environment is more than a rank's share")
+
+
+def complete(spec: Spec, facts: NodeFacts, env: Mapping[str, str], base: Mapping[str, str]) -> NodeFacts:
+    """The node's facts with what they say of its environment: of the node itself (`env`) and of its ranks (`base`)."""
+    chosen = threads(spec, facts, env)
+    return dataclasses.replace(
+        facts,
+        threads=chosen.count,
+        threads_reason=chosen.reason,
+        variables=told(spec, base),
+        remarks=remarks(spec, facts, env),
+    )
+
+
+def told(spec: Spec, base: Mapping[str, str]) -> dict[str, str]:
+    """The variables worth showing of what the ranks get, secrets masked: the libraries', and what was set here."""
+    ours = {*spec.env, *spec.env_prepend, *presets.settings(spec.preset, spec.stage)}
+    names = [name for name in sorted(base) if name.startswith(variables.LIBRARY_PREFIXES) or name in ours]
+    return {name: variables.shown(name, base[name]) for name in names[:MAX_TOLD] if name not in OF_EACH_NODE}
+
+
+def lines(facts: NodeFacts) -> list[str]:
+    """What the node's log says of all this."""
+    return [
+        f"node {facts.index} is {facts.host} {' '.join(facts.addresses)}, process {facts.pid} of {sys.executable}",
+        f"threads per rank: {facts.threads} ({facts.threads_reason})",
+        *(f"environment: {name}={value}" for name, value in facts.variables.items()),
+        *(f"warning: {remark}" for remark in facts.remarks),
+    ]
+
+
+def remarks(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> list[str]:
+    """Sentences on what the node's environment has and should not: old names, misspelt ones, contradictions."""
+    found = [
+        f"{name} {why}"
+        for name in sorted(env)
+        if name not in spec.env and (why := variables.remark(name))  # the config's own has been checked with it
+    ]
+    wanted = presets.settings(spec.preset, spec.stage).get("NCCL_IB_DISABLE")
+    has = env.get("NCCL_IB_DISABLE")
+    if wanted is not None and has not in (None, wanted) and "NCCL_IB_DISABLE" not in spec.env:
+        found.append(
+            f"NCCL_IB_DISABLE={has} of the environment wins over launch.preset: {spec.preset}, which means {wanted}; "
+            "unset it, or say launch.env.NCCL_IB_DISABLE"
+        )
+    for name in variables.RANK_COUNTS:
+        if env.get(name, "").isdigit() and int(env[name]) != facts.num_ranks:
+            found.append(f"{name}={env[name]} of the environment is not read: {facts.num_ranks} ranks run on this node")
+    return found
 
 
 def for_rank(

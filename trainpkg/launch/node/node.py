@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     secret = os.environ.pop(SECRET, "")  # ranks need no secret
     if not secret:
-        raise UserError(f"{SECRET} is not set: `node` is started by `launch`, which makes a secret for each job")
+        raise UserError(
+            f"{SECRET} is not set: `node` is started by `launch`, which makes a secret for each job. A launch.wrapper "
+            f"that clears the environment must let {SECRET}, PYTHONPATH and SLURM_NODEID through"
+        )
     spec = specs.read(args.spec)
     if args.node_rank is None and "SLURM_NODEID" not in os.environ:
         raise UserError("the index of this node is not known: neither --node-rank nor SLURM_NODEID is given")
@@ -64,8 +67,9 @@ class Node:
     def __init__(self, spec: Spec, spec_path: Path, index: int, secret: str, head: str) -> None:
         self.spec, self.spec_path, self.index, self.secret, self.head = spec, spec_path, index, secret, head
         self.log: TextIO = self._open_log(0)
-        self.facts = facts.gather(spec, index, os.environ)
-        self.base_env = environment.for_imports(spec, self.facts, os.environ)
+        found = facts.gather(spec, index, os.environ)
+        self.base_env = environment.for_imports(spec, found, os.environ)
+        self.facts = environment.complete(spec, found, os.environ, self.base_env)
         self.writer: asyncio.StreamWriter | None = None
         self.greeter: Greeter | None = None  # of node 0
         self.stop_why = ""
@@ -94,6 +98,8 @@ class Node:
             loop.add_signal_handler(signum, self._stop_requested, signum)
         for signum in (signal.SIGUSR1, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
+        for line in environment.lines(self.facts):
+            self.say(line)
         self.ranks = Ranks(self.tell, self.spec.report_address(self.index), self._hear_guard)
         self.calls = Calls(self._rank_started, self.ranks.ended, self._starter_gone, self._rank_refused)
         self.starter: Starter = make_starter(self.spec, self.base_env, self.calls)
