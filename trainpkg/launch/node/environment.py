@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainpkg import presets, variables
-from trainpkg.launch import network
+from trainpkg.launch import facts, network
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.plan import LaunchPlan, rank_environment
 from trainpkg.launch.spec import Spec
@@ -38,25 +38,33 @@ class Threads:
     reason: str
 
 
-def for_imports(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> dict[str, str]:
+def of_node(spec: Spec, index: int, env: Mapping[str, str]) -> tuple[NodeFacts, dict[str, str]]:
+    """The node's facts, with what they say of its environment, and the environment that its ranks begin with."""
+    found = facts.gather(spec, index, env)
+    base, chosen = for_imports(spec, found, env), threads(spec, found, env)
+    node = dataclasses.replace(found, threads=chosen.count, threads_reason=chosen.reason)
+    return dataclasses.replace(node, variables=told(spec, base), remarks=remarks(spec, found, env)), base
+
+
+def for_imports(spec: Spec, node: NodeFacts, env: Mapping[str, str]) -> dict[str, str]:
     """What stands before torch is imported: it reads its thread numbers and its allocator's settings then."""
-    count = str(threads(spec, facts, env).count)
-    base = defaults(spec, facts, env) | presets.settings(spec.preset, spec.stage) | dict(env)
+    count = str(threads(spec, node, env).count)
+    base = defaults(spec, node, env) | presets.settings(spec.preset, spec.stage) | dict(env)
     base |= dict.fromkeys(SNAKEMAKES_THREADS if set_by_snakemake(env) else SNAKEMAKES_THREADS[:2], count)
     base |= spec.env
     for name, value in spec.env_prepend.items():
         rest = base.get(name, "")
         in_front = rest == value or rest.startswith(f"{value}:")  # by the shell that started this process
         base[name] = rest if in_front else f"{value}:{rest}" if rest else value
-    if spec.devices is not None and facts.gpus:
-        base["CUDA_VISIBLE_DEVICES"] = ",".join(facts.gpus)
+    if spec.devices is not None and node.gpus:
+        base["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpus)
     return base
 
 
-def defaults(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> dict[str, str]:
+def defaults(spec: Spec, node: NodeFacts, env: Mapping[str, str]) -> dict[str, str]:
     """What everybody wants who has not said otherwise: segments that grow leave less memory in pieces."""
     given = any(name in env or name in spec.env for name in ALLOCATOR)
-    return {} if given or facts.device != "cuda" else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return {} if given or node.device != "cuda" else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def set_by_snakemake(env: Mapping[str, str]) -> bool:
@@ -65,7 +73,7 @@ def set_by_snakemake(env: Mapping[str, str]) -> bool:
     return len(values) == 1 and values.pop().isdigit()
 
 
-def threads(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> Threads:
+def threads(spec: Spec, node: NodeFacts, env: Mapping[str, str]) -> Threads:
     """The CPUs that this process may use over the ranks that share them.
 
     `launch.env` has the last word. Another OMP_NUM_THREADS counts as given where a rank's share has room for it: more
@@ -75,10 +83,10 @@ def threads(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> Threads:
     """
     if (own := spec.env.get("OMP_NUM_THREADS", "")).isdigit() and int(own) > 0:
         return Threads(int(own), "launch.env")
-    sharing, whose = max(1, facts.num_ranks), "rank" if facts.num_ranks == 1 else "ranks"
+    sharing, whose = max(1, node.num_ranks), "rank" if node.num_ranks == 1 else "ranks"
     if spec.where == "local" and spec.num_nodes > 1:
         sharing, whose = sharing * spec.num_nodes, f"ranks of {spec.num_nodes} simulated nodes"
-    num_cpus, which = facts.num_cpus, "CPUs of the affinity mask"
+    num_cpus, which = node.num_cpus, "CPUs of the affinity mask"
     if spec.where == "slurm" and spec.cpus_per_task < num_cpus:
         num_cpus, which = spec.cpus_per_task, "CPUs asked of Slurm"
     text = env.get("OMP_NUM_THREADS", "")
@@ -94,18 +102,6 @@ def threads(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> Threads:
     return Threads(share, f"{reason}; OMP_NUM_THREADS={given} of the environment is more than a rank's share")
 
 
-def complete(spec: Spec, facts: NodeFacts, env: Mapping[str, str], base: Mapping[str, str]) -> NodeFacts:
-    """The node's facts with what they say of its environment: of the node itself (`env`) and of its ranks (`base`)."""
-    chosen = threads(spec, facts, env)
-    return dataclasses.replace(
-        facts,
-        threads=chosen.count,
-        threads_reason=chosen.reason,
-        variables=told(spec, base),
-        remarks=remarks(spec, facts, env),
-    )
-
-
 def told(spec: Spec, base: Mapping[str, str]) -> dict[str, str]:
     """The variables worth showing of what the ranks get, secrets masked: the libraries', and what was set here."""
     ours = {*spec.env, *spec.env_prepend, *presets.settings(spec.preset, spec.stage)}
@@ -113,17 +109,17 @@ def told(spec: Spec, base: Mapping[str, str]) -> dict[str, str]:
     return {name: variables.shown(name, base[name]) for name in names[:MAX_TOLD] if name not in OF_EACH_NODE}
 
 
-def lines(facts: NodeFacts) -> list[str]:
+def lines(node: NodeFacts) -> list[str]:
     """What the node's log says of all this."""
     return [
-        f"node {facts.index} is {facts.host} {' '.join(facts.addresses)}, process {facts.pid} of {sys.executable}",
-        f"threads per rank: {facts.threads} ({facts.threads_reason})",
-        *(f"environment: {name}={value}" for name, value in facts.variables.items()),
-        *(f"warning: {remark}" for remark in facts.remarks),
+        f"node {node.index} is {node.host} {' '.join(node.addresses)}, process {node.pid} of {sys.executable}",
+        f"threads per rank: {node.threads} ({node.threads_reason})",
+        *(f"environment: {name}={value}" for name, value in node.variables.items()),
+        *(f"warning: {remark}" for remark in node.remarks),
     ]
 
 
-def remarks(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> list[str]:
+def remarks(spec: Spec, node: NodeFacts, env: Mapping[str, str]) -> list[str]:
     """Sentences on what the node's environment has and should not: old names, misspelt ones, contradictions."""
     found = [
         f"{name} {why}"
@@ -138,8 +134,8 @@ def remarks(spec: Spec, facts: NodeFacts, env: Mapping[str, str]) -> list[str]:
             "unset it, or say launch.env.NCCL_IB_DISABLE"
         )
     for name in variables.RANK_COUNTS:
-        if env.get(name, "").isdigit() and int(env[name]) != facts.num_ranks:
-            found.append(f"{name}={env[name]} of the environment is not read: {facts.num_ranks} ranks run on this node")
+        if env.get(name, "").isdigit() and int(env[name]) != node.num_ranks:
+            found.append(f"{name}={env[name]} of the environment is not read: {node.num_ranks} ranks run on this node")
     return found
 
 

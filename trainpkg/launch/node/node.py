@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainpkg.errors import UserError
-from trainpkg.launch import facts, network, processes, wire
+from trainpkg.launch import network, processes, wire
 from trainpkg.launch import spec as specs
 from trainpkg.launch.node import environment
 from trainpkg.launch.node.call import Greeter, call_head, probe
@@ -67,9 +67,7 @@ class Node:
     def __init__(self, spec: Spec, spec_path: Path, index: int, secret: str, head: str) -> None:
         self.spec, self.spec_path, self.index, self.secret, self.head = spec, spec_path, index, secret, head
         self.log: TextIO = self._open_log(0)
-        found = facts.gather(spec, index, os.environ)
-        self.base_env = environment.for_imports(spec, found, os.environ)
-        self.facts = environment.complete(spec, found, os.environ, self.base_env)
+        self.facts, self.base_env = environment.of_node(spec, index, os.environ)
         self.writer: asyncio.StreamWriter | None = None
         self.greeter: Greeter | None = None  # of node 0
         self.stop_why = ""
@@ -98,8 +96,7 @@ class Node:
             loop.add_signal_handler(signum, self._stop_requested, signum)
         for signum in (signal.SIGUSR1, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
-        for line in environment.lines(self.facts):
-            self.say(line)
+        self.say("\n".join(environment.lines(self.facts)))
         self.ranks = Ranks(self.tell, self.spec.report_address(self.index), self._hear_guard)
         self.calls = Calls(self._rank_started, self.ranks.ended, self._starter_gone, self._rank_refused)
         self.starter: Starter = make_starter(self.spec, self.base_env, self.calls)
