@@ -11,7 +11,7 @@ from typing import Any
 
 from trainpkg.errors import UserError
 
-PRELOAD = ("torch", "torch._dynamo", "trainpkg.runtime.rank")
+PRELOAD = ("torch", "torch._dynamo", "trainpkg.runtime.rank")  # and the stage's own module
 ENTRY = "trainpkg.runtime.rank:main"
 
 

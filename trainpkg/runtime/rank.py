@@ -89,7 +89,8 @@ def read_spec(path: str | None) -> dict[str, Any]:
 def read_run(path: Path) -> Run:
     """The resolved config that `launch` wrote, without its extra key `fingerprint`."""
     try:
-        tree = yaml.safe_load(path.read_text())
+        # libyaml's parser where PyYAML has it: the other takes a tenth of what a restart may take
+        tree = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"config {path}: {error}") from error
     tree.pop("fingerprint", None)

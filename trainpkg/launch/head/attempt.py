@@ -23,7 +23,7 @@ from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
 from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, Outcome
-from trainpkg.launch.spec import Spec, Timeouts
+from trainpkg.launch.spec import PRELOAD, Spec, Timeouts
 
 STAGES = ("smoke", "train", "evaluate")
 FINISHED = "finished.json"
@@ -174,6 +174,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
         "backend": launch.backend,
         "dist_backend": launch.dist_backend,
         "start": launch.start,
+        "preload": [*PRELOAD, f"trainpkg.{folder.stage}"],
         "timeouts": Timeouts(
             rollcall_s=launch.rollcall_timeout_s,
             start_s=launch.start_timeout_s,
