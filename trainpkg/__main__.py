@@ -17,7 +17,10 @@ COMMANDS = {
         "trainpkg.launch.head.job",
         "run one stage (smoke, train, evaluate) of a run on all its nodes; once per job",
     ),
-    "node": ("trainpkg.launch.node.node", "start and watch the ranks of one node; `launch` starts one per node"),
+    "node": (
+        "trainpkg.launch.node.command",
+        "start and watch the ranks of one node; typed once per machine where there is no Slurm",
+    ),
     "doctor": (
         "trainpkg.launch.doctor.command",
         "look for what will go wrong here: limits, names, network, CUDA, Slurm, folders; each bad row has its fix",

@@ -45,6 +45,7 @@ class NodeFacts:
     cwd: str = ""
     num_cpus: int = 1
     clock_unix_s: float = 0.0
+    machine: str = ""  # equal on one machine (or one network of a machine's own)
     trouble: str = ""
     threads: int = 1  # of each rank
     threads_reason: str = ""
@@ -77,19 +78,27 @@ def gather(spec: Spec, index: int, env: Mapping[str, str]) -> NodeFacts:
         trouble = str(error)
     return NodeFacts(
         index=index,
-        host=spec.hosts[index] if spec.where == "local" and index < len(spec.hosts) else socket.gethostname(),
+        host=spec.hosts[index] if spec.simulated and index < len(spec.hosts) else socket.gethostname(),
         pid=os.getpid(),
         num_ranks=num_ranks,
         device=device,
         gpus=gpus,
-        addresses=["127.0.0.1"] if spec.where == "local" else network.reachable_addresses(),
+        addresses=own_addresses(spec, index),
         versions=versions(),
         code_hash=code_hash(),
         cwd=str(Path.cwd()),
         num_cpus=len(os.sched_getaffinity(0)),
         clock_unix_s=time.time(),
+        machine=machine(),
         trouble=trouble,
     )
+
+
+def own_addresses(spec: Spec, index: int) -> list[str]:
+    """Addresses under which other nodes may reach this one; of node 0 the one that was typed, where one was."""
+    if spec.simulated:
+        return ["127.0.0.1"]
+    return [spec.dist_addr] if spec.dist_addr and index == 0 else network.reachable_addresses()
 
 
 def chosen_gpus(spec: Spec, visible: list[str]) -> list[str]:
@@ -119,6 +128,14 @@ def count_ranks(spec: Spec, index: int, device: str, gpus: Sequence[str]) -> int
             "check CUDA_VISIBLE_DEVICES and what was asked of Slurm (slurm.gpu_request), or set launch.device: cpu"
         )
     return asked or len(gpus)
+
+
+def machine() -> str:
+    """What two processes share if, and only if, they run on one kernel with one set of interfaces."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return ""
 
 
 def versions() -> dict[str, str]:
@@ -154,6 +171,21 @@ def contradictions(spec: Spec, nodes: Sequence[NodeFacts]) -> list[str]:
     same = "the code of trainpkg (is its folder shared, and the same on all nodes?)"
     found += differences(same, nodes, [node.code_hash for node in nodes])
     found += differences("the device", nodes, [node.device for node in nodes])
+    return found + (_twice_on_one_machine(nodes) if spec.where == "typed" and not spec.simulated else [])
+
+
+def _twice_on_one_machine(nodes: Sequence[NodeFacts]) -> list[str]:
+    """Two commands typed on one machine would share its GPUs. Machines may bear one name, and share no kernel."""
+    found = []
+    places: dict[str, NodeFacts] = {}
+    for node in nodes:
+        other = places.setdefault(node.machine, node)
+        if node.machine and other is not node:
+            found.append(
+                f"node {other.index} (process {other.pid}) and node {node.index} (process {node.pid}) are both on "
+                f"{node.host}: type each node's command on its own machine, or say --local on all "
+                "of them where this one is meant to be several nodes"
+            )
     return found
 
 

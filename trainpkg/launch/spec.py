@@ -13,6 +13,7 @@ from trainpkg.errors import UserError
 
 PRELOAD = ("torch", "torch._dynamo", "trainpkg.runtime.rank")  # and the stage's own module
 ENTRY = "trainpkg.runtime.rank:main"
+TOKEN = "token"  # file in an attempt's directory by which typed nodes see that they share it
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Spec:
     attempt: int
     num_nodes: int
     hosts: list[str]  # expected, in node order
-    where: str  # slurm | local
+    where: str  # slurm | local | typed
     launch_dir: str
     gpus_per_node: list[int] | None = None  # None: what each node shows
     device: str = "auto"
@@ -63,13 +64,30 @@ class Spec:
     code_hash: str = ""
     nonce: str = ""  # tells this attempt from one of the same name in another tree
     slurm_job_id: str | None = None
+    dist_addr: str = ""  # of node 0, where nodes are typed
+    typed_local: bool = False  # typed nodes that are all on this machine
     step_gpus: int = 0  # per node, to be asked of srun: a step of an exclusive job gets none by itself
 
     @property
     def tag(self) -> str:
-        """What tells this attempt from every other one; bound into the handshake of the roll call."""
+        """What tells this attempt from every other one."""
         job = f"job {self.slurm_job_id}, " if self.slurm_job_id else ""
         return f"{job}{self.stage} of {self.run}, attempt {self.attempt}"
+
+    @property
+    def handshake(self) -> str:
+        """What is bound into the handshake: a typed node calls before it knows of any attempt."""
+        return "typed nodes" if self.where == "typed" else self.tag
+
+    @property
+    def simulated(self) -> bool:
+        """Whether all nodes are on this machine, where loopback will do."""
+        return self.where == "local" or self.typed_local
+
+    @property
+    def needs_shared_directory(self) -> bool:
+        """Whether ranks of several nodes write into one run directory: ours do, a user's own program may not."""
+        return self.backend != "command" and self.entry == ENTRY
 
     def generation_dir(self, generation: int) -> Path:
         """Where the logs and the verdict of one generation of ranks are."""
@@ -104,6 +122,11 @@ def read(path: Path) -> Spec:
             f"--spec {path}: {getattr(error, 'strerror', None) or error}. The run directory must lie on a file system "
             "that all nodes share."
         ) from error
+    return from_dict(tree)
+
+
+def from_dict(tree: dict[str, Any]) -> Spec:
+    """The spec of a JSON object. Keys of a newer writer are ignored."""
     known = {f.name for f in dataclasses.fields(Spec)}
     times = {f.name for f in dataclasses.fields(Timeouts)}
     tree["timeouts"] = Timeouts(**{k: v for k, v in tree.get("timeouts", {}).items() if k in times})

@@ -12,13 +12,14 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.head import failure
 from trainpkg.launch.head.failure import Failure
 from trainpkg.launch.head.generation import Generation
-from trainpkg.launch.head.rollcall import Coordinator, Incoming, RollCallError, run_lengths
+from trainpkg.launch.head.member import Incoming
+from trainpkg.launch.head.rollcall import Coordinator, RollCallError, run_lengths
+from trainpkg.launch.head.screen import Screen
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import Spec
@@ -46,16 +47,6 @@ class Outcome:
         """Whether another attempt may end otherwise."""
         own_fault = self.failure is not None and (self.failure.kind == "user_error" or self.repeated)
         return self.verdict != "stuck" and not own_fault
-
-
-class Screen(Protocol):
-    """Where lines for people go."""
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-
-    def progress(self, step: int, total: int | None) -> None:
-        """The step that the ranks are at; shown now and then."""
 
 
 @dataclass
@@ -164,6 +155,8 @@ class Conductor:
         plan = current.plan
         counts = run_lengths([node.num_ranks for node in plan.nodes])
         go = {"type": "go", "generation": current.number, "counts": counts, "device": self.nodes[0].device}
+        if self.spec.where == "typed":
+            go["hosts"] = self.spec.hosts  # nobody knew them before the roll call
         self.coordinator.tell_all(go | {"master_addr": plan.master_addr, "master_port": plan.master_port})
         current.gone(time.monotonic())
         if self.asked or self.coordinator.stop_asked:

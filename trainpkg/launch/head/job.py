@@ -25,12 +25,13 @@ from trainpkg.launch import processes
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.head import attempt, command, lock, places, settings
 from trainpkg.launch.head.attempt import STAGES, Folder
-from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome, Screen
+from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome
 from trainpkg.launch.head.examine import examine
 from trainpkg.launch.head.lock import Lock
 from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
+from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
 from trainpkg.launch.head.rollcall import Coordinator, RollCallError
-from trainpkg.launch.head.screen import make_screen
+from trainpkg.launch.head.screen import Screen, SharedScreen, make_screen
 from trainpkg.launch.slurm.allocation import Allocation, read_allocation
 from trainpkg.launch.spec import Spec
 
@@ -54,10 +55,20 @@ def main(args: argparse.Namespace) -> int:
     return launch(run, args.stage, args.out, retry=args.retry)
 
 
-def launch(run: Run, stage: str, out: Path, *, where: str | None = None, retry: int = 1, **overrides: Any) -> int:
+def launch(
+    run: Run,
+    stage: str,
+    out: Path,
+    *,
+    where: str | None = None,
+    retry: int = 1,
+    endpoint: Endpoint | None = None,
+    **overrides: Any,
+) -> int:
     """Run a stage and return its exit status; everything else is in the files of the run and on the screen.
 
-    `where` overrides the config's `launch.where`; `overrides` are fields of the spec.
+    `where` overrides the config's `launch.where`; `overrides` are fields of the spec; with an `endpoint` the other
+    nodes are typed by people and call it.
     """
     folder = Folder.of(stage, out)
     screen = make_screen()
@@ -70,6 +81,8 @@ def launch(run: Run, stage: str, out: Path, *, where: str | None = None, retry: 
             screen.say(f"run {run.run!r} is finished already; {out} is written again, nothing is trained")
             return 0
         attempt.refuse_repetition(folder, retry)
+        if endpoint is not None:
+            overrides |= typed_fields(endpoint)
         spec, job_hosts = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
         attempt.open_attempt(spec, folder, run)
         if job and spec.where == "local" and (where or run.launch.where) == "auto":
@@ -82,14 +95,17 @@ def launch(run: Run, stage: str, out: Path, *, where: str | None = None, retry: 
                 f"warning: slurm.cpus_per_task is {asked}, but job {job} has {spec.cpus_per_task} CPU(s) per node"
             )
         screen.say(f"{spec.tag}: {spec.num_nodes} node(s) by {spec.where}, logs in {spec.launch_dir}")
-        outcome = asyncio.run(Job(spec, screen, held, job_hosts).run())
-        return _finish(spec, folder, outcome, screen)
+        work = Job(spec, screen, held, job_hosts, endpoint)
+        outcome = asyncio.run(work.run())
+        return _finish(work.spec, folder, outcome, screen)
 
 
 def plan_attempt(
     run: Run, folder: Folder, where: str, env: Mapping[str, str], overrides: Mapping[str, Any]
 ) -> tuple[Spec, list[str]]:
     """The spec of the next attempt, and all hosts of the Slurm job."""
+    if where == "typed":  # hosts are known once their nodes have called
+        return attempt.make_spec(run, folder, [f"node{k}" for k in range(run.launch.nodes)], where, **overrides), []
     num_nodes = stage_nodes(run, folder.stage)
     allocation = read_allocation(env) if where != "local" else None
     if where == "slurm" and allocation is None:
@@ -130,8 +146,10 @@ def cpus_per_node(allocation: Allocation, fields: Mapping[str, str]) -> int:
 class Job:
     """One attempt: nodes started, roll call, generations, everything ended."""
 
-    def __init__(self, spec: Spec, screen: Screen, held: Lock, job_hosts: list[str]) -> None:
-        self.spec, self.screen, self.held, self.job_hosts = spec, screen, held, job_hosts
+    def __init__(
+        self, spec: Spec, screen: Screen, held: Lock, job_hosts: list[str], endpoint: Endpoint | None = None
+    ) -> None:
+        self.spec, self.screen, self.held, self.job_hosts, self.endpoint = spec, screen, held, job_hosts, endpoint
         self.conductor: Conductor | None = None
         self.work: asyncio.Task[Outcome] | None = None
         self.asked = ""
@@ -161,32 +179,41 @@ class Job:
                 self.screen.say(f"processes that did not die: {left}")
 
     async def _attempt(self) -> Outcome:
-        secret = secrets.token_hex(32)
-        coordinator = Coordinator(self.spec, secret, self.screen.say)
-        head = await coordinator.listen()
+        secret = self.endpoint.secret if self.endpoint else secrets.token_hex(32)
+        coordinator = Coordinator(self.spec, secret, lambda text: self.screen.say(text))
+        coordinator.interrupted = self._interrupt
+        head = await coordinator.listen(self.endpoint.listener if self.endpoint else None)
+        if self.endpoint is not None:  # what people see here they see at the other nodes too
+            self.screen = SharedScreen(self.screen, coordinator.tell_all)
+            coordinator.reception = Reception(self.endpoint, self.spec, self.screen.say)
         nodes = self._start_nodes(head, secret)
+        outcome = Outcome("interrupted", INTERRUPTED, sentence="interrupted; all processes were ended")
         try:
             met = await coordinator.meet(nodes.ended, lambda: command.read_way(self.spec))
+            self.spec = coordinator.spec
             self._tell_settings(met)
             if self.spec.stage == "smoke":
                 await examine(coordinator, self.spec, met, self.screen.say)
             self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, self.origin)
             if self.asked:
                 self.conductor.save_and_end(self.asked)
-            return await self.conductor.run()
+            outcome = await self.conductor.run()
         except RollCallError as error:
-            return Outcome("failed", 1, sentence=str(error))
+            outcome = Outcome("failed", 1, sentence=str(error))
         finally:
-            coordinator.tell_all({"type": "bye", "status": 0})
+            require_output(self.spec, outcome)
+            # to srun its tasks end well, whatever the verdict; who typed a command wants to know
+            coordinator.goodbye(outcome.status if self.endpoint else 0, last_words(self.spec, outcome))
             await coordinator.close()
             await asyncio.to_thread(nodes.end, END_GRACE_S)
+        return outcome
 
     def _start_nodes(self, head: str, secret: str) -> Nodes:
         spec = self.spec
         spec.generation_dir(0).mkdir(parents=True, exist_ok=True)
         program = command.node_command(spec, Path(spec.launch_dir) / "spec.json", head)
         env = places.node_environment(os.environ, secret)
-        if spec.where == "local":
+        if spec.where != "slurm":
             return LocalNodes.start(spec, program, env)
         srun = places.srun_command(spec, self.job_hosts)
         self.screen.say(f"starting {shlex.join(srun)}")
@@ -231,18 +258,26 @@ def _raise_file_limit() -> None:
 def _finish(spec: Spec, folder: Folder, outcome: Outcome, screen: Screen) -> int:
     """Write the verdict, say it, and return the exit status."""
     if outcome.verdict == "finished":
-        if folder.out.is_file():
-            attempt.keep_finished(folder)
-        else:
-            outcome.verdict, outcome.status = "failed", 1
-            outcome.sentence = f"the ranks say that they are done, but {folder.out} is not there"
+        attempt.keep_finished(folder)
     attempt.close_attempt(spec, outcome, run_again=outcome.run_again)
     found = outcome.failure
     if found is not None and found.traceback:
         screen.say(found.traceback.rstrip())
     elif found is not None and found.last_lines:
         screen.say("\n".join(["last lines of its log:", *found.last_lines[-10:]]))
+    screen.say(last_words(spec, outcome))
+    return outcome.status
+
+
+def require_output(spec: Spec, outcome: Outcome) -> None:
+    """A stage whose output is not there has failed, whatever its ranks say."""
+    if outcome.verdict == "finished" and not Path(spec.out).is_file():
+        outcome.verdict, outcome.status = "failed", 1
+        outcome.sentence = f"the ranks say that they are done, but {spec.out} is not there"
+
+
+def last_words(spec: Spec, outcome: Outcome) -> str:
+    """The line that ends what people see."""
     steps = "" if outcome.step_last is None else f" at step {outcome.step_last}"
     text = outcome.sentence or f"{spec.stage} of {spec.run}: {outcome.verdict}{steps}"
-    screen.say(text if outcome.status == 0 else f"{outcome.verdict}: {text} (status {outcome.status})")
-    return outcome.status
+    return text if outcome.status == 0 else f"{outcome.verdict}: {text} (status {outcome.status})"

@@ -154,9 +154,11 @@ class LocalNodes:
 
     @classmethod
     def start(cls, spec: Spec, command: list[str], env: Mapping[str, str]) -> LocalNodes:
+        """All nodes, or the first alone where the others are typed on their own machines."""
         folder = spec.generation_dir(0)
         folder.mkdir(parents=True, exist_ok=True)
-        nodes = cls([folder / f"node-{index}.log" for index in range(spec.num_nodes)])
+        num_here = 1 if spec.where == "typed" else spec.num_nodes
+        nodes = cls([folder / f"node-{index}.log" for index in range(num_here)])
         for index, log in enumerate(nodes.logs):
             with log.open("ab") as file:
                 nodes.running.append(nodes.start_one(spec, index, command, env, file))
@@ -188,7 +190,7 @@ class LocalNodes:
         return ""
 
     def node_signal(self, index: int) -> int | None:
-        code = self.running[index].poll()
+        code = self.running[index].poll() if index < len(self.running) else None
         return -code if code is not None and code < 0 else None
 
     def end(self, grace_s: float) -> None:
@@ -204,7 +206,7 @@ class LocalNodes:
 
 def share_of_gpus(spec: Spec, index: int, env: Mapping[str, str]) -> dict[str, str]:
     """Simulated nodes divide this machine's GPUs among them, as real ones have their own."""
-    if spec.num_nodes == 1 or spec.device == "cpu":
+    if spec.num_nodes == 1 or spec.device == "cpu" or spec.where == "typed":
         return {}
     gpus = network.visible_gpus(env)
     share = len(gpus) // spec.num_nodes

@@ -8,16 +8,18 @@ is `conduct`'s business.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from trainpkg.launch import facts, network, wire
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.head.command import OnTheWay
+from trainpkg.launch.head.member import Incoming, Member
+from trainpkg.launch.head.reception import Reception, hosts_of
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.wire import BEAT_S, Message
@@ -29,33 +31,6 @@ MAX_STRANGERS_TOLD = 5
 
 class RollCallError(Exception):
     """The nodes cannot start together; the text names the nodes and what to do."""
-
-
-@dataclass
-class Member:
-    """One node that answered, and its connection. `heard` is on the coordinator's monotonic clock."""
-
-    facts: NodeFacts
-    writer: asyncio.StreamWriter
-    peer: str
-    heard: float = field(default_factory=time.monotonic)
-
-    @property
-    def name(self) -> str:
-        return f"node {self.facts.index} ({self.facts.host})"
-
-    def tell(self, message: Message) -> None:
-        """Queue a message; a connection that is gone is noticed by its reader."""
-        if not self.writer.is_closing():
-            self.writer.write(wire.encode(message))
-
-
-@dataclass
-class Incoming:
-    """What a node said; message None: its connection ended."""
-
-    member: Member
-    message: Message | None
 
 
 class Coordinator:
@@ -71,13 +46,19 @@ class Coordinator:
         self._beating: asyncio.Task[None] | None = None
         self.stop_asked = ""  # why a node was asked to stop before the ranks ran
         self._refused = ""  # a node of ours that must not take part ends the roll call
+        self.reception: Reception | None = None  # of typed nodes
+        self.interrupted: Callable[[str], None] = say  # called with who was told to end everything
+        self._admitted: set[asyncio.StreamWriter] = set()  # members, and who is about to be one
 
-    async def listen(self) -> str:
-        """Bind and answer from now on; returns what nodes are given as `--head`."""
+    async def listen(self, listener: socket.socket | None = None) -> str:
+        """Answer from now on, at `listener` or a port of its own; returns what nodes are given as `--head`."""
         loopback = self.spec.where == "local"
         addresses = ["127.0.0.1"] if loopback else network.reachable_addresses() or ["127.0.0.1"]
         seed = f"head/{network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt)}/{self.spec.run}"
-        self.listener = network.bind_port("127.0.0.1" if loopback else network.listen_address(addresses), seed)
+        if listener is not None:
+            addresses = [listener.getsockname()[0]]
+        here = "127.0.0.1" if loopback else network.listen_address(addresses)
+        self.listener = listener or network.bind_port(here, seed)
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         self._server = await asyncio.start_server(
             self._serve, sock=self.listener, limit=wire.MAX_LINE, backlog=network.BACKLOG
@@ -90,11 +71,17 @@ class Coordinator:
             self._beating.cancel()
         if self._server is not None:
             self._server.close()
-        drains = [asyncio.ensure_future(member.writer.drain()) for member in self.members.values()]
+        drains = [asyncio.ensure_future(writer.drain()) for writer in self._admitted]
         if drains:
             await asyncio.wait(drains, timeout=1.0)
-        for member in self.members.values():
-            member.writer.close()
+        for writer in self._admitted.copy():
+            writer.close()
+
+    def goodbye(self, status: int, sentence: str) -> None:
+        """Let all nodes end, with this status and these last words."""
+        for writer in self._admitted:
+            if not writer.is_closing():
+                writer.write(wire.encode({"type": "bye", "status": status, "sentence": sentence}))
 
     async def _beat(self) -> None:
         """Tell the nodes that their coordinator lives, from the roll call to the end."""
@@ -111,14 +98,19 @@ class Coordinator:
         peer = str((writer.get_extra_info("peername") or ["?"])[0]).removeprefix("::ffff:")  # IPv4 at a dual socket
         member = None
         try:
-            await wire.admit(reader, writer, self.secret, self.spec.tag)
+            await wire.admit(reader, writer, self.secret, self.spec.handshake)
+            self._admitted.add(writer)
             first = await asyncio.wait_for(wire.receive(reader), FACTS_TIMEOUT_S)
+            if self.reception is not None and first is not None and first.get("type") == "typed":
+                first = await self.reception.receive(first, reader, writer)
             if first is None:
                 return
             member = Member(NodeFacts.from_message(first), writer, peer)
             self.inbox.put_nowait(Incoming(member, first))
             while (message := await wire.receive(reader)) is not None:
                 member.heard = time.monotonic()
+                if message.get("type") == "interrupt":
+                    self.interrupted(f"{message.get('why')} on {member.name}")
                 self.inbox.put_nowait(Incoming(member, message))
         except wire.Stranger as error:
             self._refuse_stranger(peer, str(error))
@@ -129,6 +121,7 @@ class Coordinator:
         finally:
             if member is not None:
                 self.inbox.put_nowait(Incoming(member, None))
+            self._admitted.discard(writer)
             writer.close()
 
     def _refuse_stranger(self, peer: str, why: str) -> None:
@@ -161,7 +154,7 @@ class Coordinator:
                     deadline = max(deadline, min(time.monotonic() + times.rollcall_s, begin + times.start_s))
                 self._check_on(deadline, over, on_the_way)
                 continue
-            if not self.members:
+            if not self.members and self.reception is None:  # people type their commands one after the other
                 deadline = time.monotonic() + times.rollcall_s
             self._enter(incoming)
             self._check_on(deadline, "", on_the_way)
@@ -170,6 +163,9 @@ class Coordinator:
             raise RollCallError("the nodes cannot train together: " + "; ".join(found))
         for warning in facts.warnings(nodes, time.time()):
             self.say(f"warning: {warning}")
+        if self.reception is not None:
+            self.reception.complete = True
+            self.spec = dataclasses.replace(self.spec, hosts=hosts_of(self.spec, nodes))
         return nodes
 
     def _enter(self, incoming: Incoming) -> None:
@@ -198,6 +194,8 @@ class Coordinator:
             raise RollCallError(self._refused)
         if on_the_way.failed:
             raise RollCallError("; ".join(on_the_way.failed[: facts.MAX_NAMED]))
+        if self.reception is not None:
+            self.reception.remind(self.members, time.monotonic())
         if time.monotonic() < deadline and not ended:
             return
         expected = dict(enumerate(self.spec.hosts))
@@ -207,6 +205,8 @@ class Coordinator:
             if index not in self.members
         ]
         answered = facts.name_nodes([member.facts for member in self.members.values()]) or "none"
+        if self.reception is not None and not ended:
+            raise RollCallError(self.reception.too_late(self.members, answered))
         more = f" and {len(missing) - facts.MAX_NAMED} more" if len(missing) > facts.MAX_NAMED else ""
         names = ", ".join(missing[: facts.MAX_NAMED]) + more
         times = self.spec.timeouts
@@ -249,7 +249,7 @@ class Coordinator:
             master_addr=reached[0],
             master_port=port,
             master_proven=True,
-            one_machine=self.spec.where == "local" or len(nodes) == 1,
+            one_machine=self.spec.simulated or len(nodes) == 1,
             job_id=self.spec.slurm_job_id,
             attempt=self.spec.attempt,
             generation=generation,

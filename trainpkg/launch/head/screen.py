@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import Any, Protocol
 
 FILE_EVERY_S = 10.0
 TERMINAL_EVERY_S = 0.2
+MAX_SAID = 8000  # characters: on the wire they are at most 48 KiB
 
 
 def show(text: str, end: str = "\n") -> None:
@@ -16,6 +19,16 @@ def show(text: str, end: str = "\n") -> None:
         print(text, end=end, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Screen(Protocol):
+    """Where lines for people go."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def progress(self, step: int, total: int | None) -> None:
+        """The step that the ranks are at; shown now and then."""
 
 
 class PlainScreen:
@@ -55,6 +68,20 @@ class TerminalScreen:
             done = min(30, 30 * step // total)
             bar = f" [{'#' * done}{'.' * (30 - done)}] of {total}"
         show(f"\r\033[Kstep {step}{bar}", end="")
+
+
+class SharedScreen:
+    """A screen whose lines people at other machines see as well, through `tell`."""
+
+    def __init__(self, own: Screen, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._own, self._tell = own, tell
+
+    def say(self, text: str) -> None:
+        self._own.say(text)
+        self._tell({"type": "said", "text": text[-MAX_SAID:]})
+
+    def progress(self, step: int, total: int | None) -> None:
+        self._own.progress(step, total)
 
 
 def make_screen() -> PlainScreen | TerminalScreen:

@@ -43,7 +43,7 @@ async def call_head(head: str, secret: str, spec: Spec, say: Callable[[str], Non
                 )  # fmt: skip
                 continue
             try:
-                await wire.present(*streams, secret, spec.tag)
+                await wire.present(*streams, secret, spec.handshake)
             except (wire.Refused, OSError) as error:
                 errors[address] = str(error)
                 streams[1].close()

@@ -84,7 +84,7 @@ def threads(spec: Spec, node: NodeFacts, env: Mapping[str, str]) -> Threads:
     if (own := spec.env.get("OMP_NUM_THREADS", "")).isdigit() and int(own) > 0:
         return Threads(int(own), "launch.env")
     sharing, whose = max(1, node.num_ranks), "rank" if node.num_ranks == 1 else "ranks"
-    if spec.where == "local" and spec.num_nodes > 1:
+    if spec.simulated and spec.num_nodes > 1:
         sharing, whose = sharing * spec.num_nodes, f"ranks of {spec.num_nodes} simulated nodes"
     num_cpus, which = node.num_cpus, "CPUs of the affinity mask"
     if spec.where == "slurm" and spec.cpus_per_task < num_cpus:

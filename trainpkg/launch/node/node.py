@@ -1,12 +1,11 @@
 """The launcher of one node: starts its ranks when the coordinator says so, watches them, and leaves none behind.
 
-The subcommand `node`, which `launch` starts once per node. It begins to import torch (in the fork server) before it
-calls the coordinator, so that the two take the time of one. When the coordinator's connection ends, so do the ranks.
+It begins to import torch (in the fork server) before it calls the coordinator, so that the two take the time of one.
+When the coordinator's connection ends, so do the ranks.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -15,19 +14,18 @@ import signal
 import subprocess
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes, wire
-from trainpkg.launch import spec as specs
 from trainpkg.launch.node import environment
-from trainpkg.launch.node.call import Greeter, call_head, probe
+from trainpkg.launch.node.call import Greeter, Streams, call_head, probe
 from trainpkg.launch.node.orders import make_orders
 from trainpkg.launch.node.ranks import Ranks
 from trainpkg.launch.plan import make_plan
-from trainpkg.launch.slurm.grammar import expand_counts, parse_int
+from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start.choose import make_starter
 from trainpkg.launch.start.execute import ExecStarter
@@ -35,37 +33,17 @@ from trainpkg.launch.start.guards import Guards
 from trainpkg.launch.start.starter import Calls, Starter, StartFailed
 from trainpkg.launch.wire import BEAT_S, GAP_S, Message
 
-SECRET = "TRAINPKG_SECRET"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--spec", type=Path, required=True, help="spec.json of the attempt, written by `launch`")
-    parser.add_argument("--head", required=True, metavar="ADDR[,ADDR..]:PORT", help="where the coordinator listens")
-    parser.add_argument("--node-rank", type=int, help="index of this node; under Slurm it is SLURM_NODEID")
-
-
-def main(args: argparse.Namespace) -> int:
-    secret = os.environ.pop(SECRET, "")  # ranks need no secret
-    if not secret:
-        raise UserError(
-            f"{SECRET} is not set: `node` is started by `launch`, which makes a secret for each job. A launch.wrapper "
-            f"that clears the environment must let {SECRET}, PYTHONPATH and SLURM_NODEID through"
-        )
-    spec = specs.read(args.spec)
-    if args.node_rank is None and "SLURM_NODEID" not in os.environ:
-        raise UserError("the index of this node is not known: neither --node-rank nor SLURM_NODEID is given")
-    index = args.node_rank if args.node_rank is not None else parse_int(os.environ["SLURM_NODEID"], "SLURM_NODEID")
-    processes.adopt_orphans()
-    if spec.where == "local":
-        processes.die_with_parent(signal.SIGCONT)  # a stopped node wakes up, finds its coordinator gone, and cleans up
-    return asyncio.run(Node(spec, args.spec, index, secret, args.head).run())
-
 
 class Node:
     """One node's side of the roll call and of the generations that follow."""
 
-    def __init__(self, spec: Spec, spec_path: Path, index: int, secret: str, head: str) -> None:
+    def __init__(
+        self, spec: Spec, spec_path: Path, index: int, secret: str, head: str, streams: Streams | None = None
+    ) -> None:
         self.spec, self.spec_path, self.index, self.secret, self.head = spec, spec_path, index, secret, head
+        self.streams = streams  # to the coordinator, where it has been called already
+        self.show: Callable[[str], None] = self.say  # what the head says to people at all nodes
+        self.last_words = ""
         self.log: TextIO = self._open_log(0)
         self.facts, self.base_env = environment.of_node(spec, index, os.environ)
         self.writer: asyncio.StreamWriter | None = None
@@ -94,8 +72,11 @@ class Node:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stop_requested, signum)
-        for signum in (signal.SIGUSR1, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)
+        if self.spec.where == "typed" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._stop_requested, signal.SIGHUP)
+        else:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self.say("\n".join(environment.lines(self.facts)))
         self.ranks = Ranks(self.tell, self.spec.report_address(self.index), self._hear_guard)
         self.calls = Calls(self._rank_started, self.ranks.ended, self._starter_gone, self._rank_refused)
@@ -103,7 +84,7 @@ class Node:
         grace_s = 0.0
         try:
             await self.ranks.listen()
-            reader, self.writer = await call_head(self.head, self.secret, self.spec, self.say)
+            reader, self.writer = self.streams or await call_head(self.head, self.secret, self.spec, self.say)
             self.tell({"type": "facts", **dataclasses.asdict(self.facts)})
             if self.stop_why:
                 self.tell({"type": "stop", "why": self.stop_why})
@@ -138,9 +119,12 @@ class Node:
 
     def _stop_requested(self, signum: int) -> None:
         """Pass the request on: the coordinator tells all nodes, so that all ranks stop at the same step."""
-        self.stop_why = signal.Signals(signum).name
+        again, self.stop_why = self.stop_why, signal.Signals(signum).name
         self.say(f"received {self.stop_why}")
-        self.tell({"type": "stop", "why": self.stop_why})
+        interrupts = self.spec.where == "typed" and signum != signal.SIGTERM  # Ctrl-C, a closed terminal
+        self.tell({"type": "interrupt" if interrupts else "stop", "why": self.stop_why})
+        if interrupts and again and self.writer is not None:
+            self.writer.transport.abort()
 
     async def _beat(self) -> None:
         last = time.monotonic()
@@ -161,9 +145,12 @@ class Node:
             self.heard = time.monotonic()
             kind = message["type"]
             if kind == "bye":
+                self.last_words = str(message.get("sentence", ""))
                 return int(message["status"])
             if kind == "open":
                 self.tell(self._open_port(message))
+            elif kind == "said":
+                self.show(str(message["text"]))
             elif kind == "probe":
                 self._spawn(self._probe(message))
             elif kind == "examine":
@@ -183,7 +170,9 @@ class Node:
         answer: Message = {"type": "opened", "generation": message["generation"]}
         if self.greeter is not None:
             self.greeter.hand_on().close()
-        address = "127.0.0.1" if self.spec.where == "local" else network.listen_address(message["addresses"])
+        address = network.listen_address(message["addresses"])
+        if self.spec.simulated or self.spec.dist_addr:
+            address = message["addresses"][0]
         seed = network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt, message["generation"])
         try:
             listener = network.bind_port(address, f"{seed}/{self.spec.run}")
@@ -224,6 +213,7 @@ class Node:
 
     async def _start_ranks(self, message: Message) -> None:
         generation = message["generation"]
+        self.spec = dataclasses.replace(self.spec, hosts=message.get("hosts", self.spec.hosts))
         if generation > 0:
             old, self.log = self.log, self._open_log(generation)
             old.close()
