@@ -7,8 +7,10 @@ head      once per job, in `launch`:
     places       where node processes run: srun, or simulated         watch       silence and pace of nodes
     rollcall     the coordinator: who is there, which address works   conduct     generations of ranks, to a verdict
     generation   the state of one generation                          failure     which exit is the cause, which victims
+    member       a node at the coordinator's end                      reception   answers nodes that people typed
 node      once per node, in `node` (the standard library alone):
-    node         starts and watches the ranks of one node             ranks       their reports and ends
+    command      the subcommand: started by `launch`, or typed        ranks       their reports and ends
+    node         starts and watches the ranks of one node
     environment  of the fork server and of each rank                  call        the way to the coordinator
     orders       what its ranks of one generation are
 start     how the processes of ranks come into being:
@@ -17,6 +19,10 @@ start     how the processes of ranks come into being:
     enter        last steps before a rank's own code
     identity     which rank a process of another launcher is          meeting     where such ranks meet
     guard        what foreign launchers start in place of a rank      guards      the node's side of guards
+typed     `node`, typed once per machine where there is no Slurm:
+    command      flags and variables, one machine's word              agreement   two machines' words compared
+    lead         node 0: `launch` behind HOST:PORT                    join        every other: call, prove, take part
+    address      HOST as each machine must find it                    secret      the file that all share
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
 doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
@@ -25,5 +31,5 @@ Below all:
     spec         what all nodes are told (spec.json)                  facts       what a node tells; contradictions
     network      addresses, interfaces, ports                         wire        authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
-    unix         sockets between processes of one node
+    unix         sockets between processes of one node                ranges      blocks of ranks that overlap or gap
 """

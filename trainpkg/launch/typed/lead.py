@@ -84,8 +84,8 @@ def without_effect(run: Run) -> list[str]:
     """Sentences on keys that are for nodes which `launch` starts. Raises UserError where the ranks need Slurm."""
     if run.launch.backend in ("srun", "mpi"):
         raise UserError(
-            f"launch.backend = {run.launch.backend!r} starts ranks as tasks of Slurm; where nodes are typed, take spawn, "
-            "torchrun, torchrun-static or command"
+            f"launch.backend = {run.launch.backend!r} starts ranks as tasks of Slurm; where nodes are typed, take "
+            "spawn, torchrun, torchrun-static or command"
         )
     names = [name for name in ("prologue", "wrapper", "python", "srun_args") if getattr(run.launch, name)]
     return [f"launch.{name} has no effect where nodes are typed: type it, before the command" for name in names]
