@@ -50,6 +50,10 @@ def parser_for(chosen: str | None) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; a user's mistake is printed as one sentence and ends with its own status."""
+    if sys.version_info < (3, 11):  # noqa: UP036  # on a node, launch.python or a container chooses
+        version = sys.version.split()[0]
+        print(f"trainpkg: error: {sys.executable} is Python {version}; 3.11 or newer is needed", file=sys.stderr)
+        return 2
     argv = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in argv if not word.startswith("-")), None)
     args = parser_for(chosen if chosen in COMMANDS else None).parse_args(argv)

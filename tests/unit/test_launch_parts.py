@@ -15,7 +15,7 @@ import pytest
 
 import trainpkg
 from tests.distributed.launched import make_run
-from tests.unit.test_rollcall import make_facts, make_spec
+from tests.unit.test_rollcall import make_spec
 from trainpkg.errors import UserError
 from trainpkg.launch import processes
 from trainpkg.launch.head import attempt, places
@@ -65,17 +65,6 @@ def test_hosts_and_end_of_a_job_of_which_only_the_number_is_known() -> None:
     end = places.end_of_job(allocation, fields)
     assert end == time.mktime((2030, 1, 1, 0, 0, 0, 0, 0, -1))
     assert places.end_of_job(allocation, {"EndTime": "Unknown"}) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "threads"), [({}, "2"), ({"OMP_NUM_THREADS": "1"}, "1"), ({"OMP_NUM_THREADS": "64"}, "2")]
-)
-def test_threads_are_the_cpus_over_the_ranks(given: dict[str, str], threads: str) -> None:
-    spec = make_spec(1, where="slurm", cpus_per_task=4)
-    facts = make_facts(0, num_cpus=8, num_ranks=2)
-    assert environment.for_imports(spec, facts, given)["OMP_NUM_THREADS"] == threads
-    own = make_spec(1, env={"OMP_NUM_THREADS": "7"})
-    assert environment.for_imports(own, facts, given)["OMP_NUM_THREADS"] == "7"
 
 
 def test_a_ranks_environment() -> None:

@@ -25,25 +25,27 @@ _THE_LAUNCHERS = {
 _OF_RANKS = frozenset(["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "NUM_NODES"])
 
 # options of srun that decide who runs where, or where its words go -> why they are ours, or what to say instead
-_STEPS_SHAPE = "the launcher starts one task per node, on the nodes of launch.nodes"
-_ALL_GPUS = "one task per node sees all GPUs of its node and gives each rank its own"
 _REFUSED = {
-    "nodes": _STEPS_SHAPE, "ntasks": _STEPS_SHAPE, "ntasks-per-node": _STEPS_SHAPE, "ntasks-per-core": _STEPS_SHAPE,
-    "ntasks-per-socket": _STEPS_SHAPE, "ntasks-per-gpu": _STEPS_SHAPE, "ntasks-per-tres": _STEPS_SHAPE,
-    "relative": _STEPS_SHAPE, "distribution": _STEPS_SHAPE, "multi-prog": _STEPS_SHAPE, "het-group": _STEPS_SHAPE,
-    "pack-group": _STEPS_SHAPE, "nodefile": _STEPS_SHAPE, "jobid": _STEPS_SHAPE, "no-allocate": _STEPS_SHAPE,
-    "nodelist": "slurm.nodelist chooses nodes of the job", "exclude": "slurm.exclude chooses nodes of the job",
-    "cpus-per-task": "slurm.cpus_per_task says it", "cpus-per-gpu": "slurm.cpus_per_task says it",
-    "cpu-bind": "the ranks of a node share its CPUs; a bound task would put all of them on few",
+    **dict.fromkeys(
+        ["nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-core", "ntasks-per-socket", "nodefile",
+         "ntasks-per-gpu", "ntasks-per-tres", "relative", "distribution", "multi-prog", "het-group", "pack-group",
+         "jobid", "no-allocate"],
+        "the launcher starts one task per node, on the nodes of launch.nodes",
+    ),
+    **dict.fromkeys(
+        ["gpus-per-task", "gpus-per-socket", "gpu-bind", "tres-per-task", "tres-bind"],
+        "one task per node sees all GPUs of its node and gives each rank its own",
+    ),
+    **dict.fromkeys(["cpus-per-task", "cpus-per-gpu"], "slurm.cpus_per_task says it"),
+    **dict.fromkeys(["overlap", "job-name", "kill-on-bad-exit", "wait", "unbuffered"], "the launcher sets it"),
+    **dict.fromkeys(["output", "error", "input", "pty"], "the launcher reads what the step says, and nobody types"),
     "gpus": "it is a total that Slurm splits unevenly over nodes; --gpus-per-node says it for each",
-    "gpus-per-task": _ALL_GPUS, "gpus-per-socket": _ALL_GPUS, "gpu-bind": _ALL_GPUS, "tres-per-task": _ALL_GPUS,
-    "tres-bind": _ALL_GPUS,
-    "overlap": "the launcher sets it", "job-name": "the launcher names its steps",
-    "kill-on-bad-exit": "the launcher sets it", "wait": "the launcher sets it", "unbuffered": "the launcher sets it",
+    "cpu-bind": "the ranks of a node share its CPUs; a bound task would put all of them on few",
+    "nodelist": "slurm.nodelist chooses nodes of the job",
+    "exclude": "slurm.exclude chooses nodes of the job",
     "mpi": "launch.backend: mpi and launch.mpi choose it for the ranks",
     "export": "it can drop what the launcher hands on; launch.env sets variables",
-    "output": "the launcher reads it", "error": "the launcher reads it", "input": "the launcher needs none",
-    "pty": "nobody types there", "bcast": "node processes run from the shared file system",
+    "bcast": "node processes run from the shared file system",
 }  # fmt: skip
 _SHORT = {
     "n": "ntasks", "N": "nodes", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "W": "wait", "u": "unbuffered",
@@ -51,7 +53,6 @@ _SHORT = {
     "m": "distribution", "Z": "no-allocate", "F": "nodefile",
 }  # fmt: skip
 _FLAGS = "lqsvEHIOQXkV"  # short options without a value, after which others may follow in one word
-
 
 _EXPORT = "export it in launch.prologue, or in the environment from which jobs are submitted"
 

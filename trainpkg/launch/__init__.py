@@ -4,6 +4,7 @@ head      once per job, in `launch`:
     job          the subcommand: lock, attempt, nodes, verdict        lock        one writer per run directory
     attempt      files and rules of an attempt                        screen      what people see
     examine      the doctor's questions to all nodes, in a smoke test
+    command      what starts there: prologue, wrapper, python         settings    what is said of the nodes' environment
     places       where node processes run: srun, or simulated         watch       silence and pace of nodes
     rollcall     the coordinator: who is there, which address works   conduct     generations of ranks, to a verdict
     generation   the state of one generation                          failure     which exit is the cause, which victims
@@ -25,6 +26,7 @@ typed     `node`, typed once per machine where there is no Slurm:
     address      HOST as each machine must find it                    secret      the file that all share
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
+    conf         SLURM_CONF where it was lost on the way
 doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
 Below all:
     plan         who is which rank: pure, printable                   topology    flags against environment

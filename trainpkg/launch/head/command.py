@@ -19,9 +19,10 @@ NODE_RANK = "TRAINPKG_NODE_RANK"  # tells a simulated node's shell which node it
 
 _FUNCTIONS = """\
 _trainpkg_k=${TRAINPKG_NODE_RANK:-${SLURM_NODEID:-0}}
-_trainpkg_tell() { { printf '%s\\n' "$1" > "$_trainpkg_dir/way-$_trainpkg_k"; } 2> /dev/null; }
+_trainpkg_tell() { { printf '%s\\n' "$1" > "$_trainpkg_dir/way-$_trainpkg_k"; } 2> /dev/null || :; }
+_trainpkg_after() { [ "$1" = 0 ] || _trainpkg_end "$1"; }
 _trainpkg_end() {
-  local status=$?
+  local status=${1:-$?}
   trap - EXIT
   _trainpkg_tell "ended $_trainpkg_line $status"
   printf 'trainpkg: error: %s: line %s of launch.prologue ended with status %s: %s\\n' \\
@@ -71,9 +72,8 @@ def script(spec: Spec) -> str:
     if spec.prologue:
         parts.append(_BEGIN.rstrip())
         for number, line in enumerate(spec.prologue, start=1):
-            quoted = shlex.quote(line)
-            parts.append(f'_trainpkg_line={number} _trainpkg_text={quoted}; _trainpkg_tell "runs {number}"')
-            parts.append(f"eval {quoted} || _trainpkg_end")
+            parts.append(f"_trainpkg_line={number} _trainpkg_text={shlex.quote(line)}; _trainpkg_tell 'runs {number}'")
+            parts.append('eval "$_trainpkg_text"\n_trainpkg_after $?')  # in no function: `declare` would be local to it
         parts.append(_READY.rstrip())
     # the wrapper too shall see them; the launcher behind it applies them once more, inside
     parts += [f"export {name}={shlex.quote(value)}" for name, value in spec.env.items()]

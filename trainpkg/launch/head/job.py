@@ -32,6 +32,7 @@ from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
 from trainpkg.launch.head.rollcall import Coordinator, RollCallError
 from trainpkg.launch.head.screen import Screen, SharedScreen, make_screen
+from trainpkg.launch.slurm import conf
 from trainpkg.launch.slurm.allocation import Allocation, read_allocation
 from trainpkg.launch.spec import Spec
 
@@ -72,6 +73,8 @@ def launch(
     """
     folder = Folder.of(stage, out)
     screen = make_screen()
+    if found := conf.find(os.environ, conf.ancestor_environments()):
+        os.environ["SLURM_CONF"] = found  # for srun and scontrol, wherever this process calls them
     job = os.environ.get("SLURM_JOB_ID")
     with lock.acquire(folder.home, job=job, wait=False) as held:
         attempt.check_trained(folder, run)
@@ -110,6 +113,11 @@ def plan_attempt(
     allocation = read_allocation(env) if where != "local" else None
     if where == "slurm" and allocation is None:
         raise UserError("launch.where = 'slurm', but SLURM_JOB_ID is not set: this process is in no Slurm job")
+    if where == "auto" and allocation is not None and shutil.which("srun") is None and num_nodes > 1:
+        raise UserError(
+            f"launch.nodes = {num_nodes} in Slurm job {allocation.job_id}, but there is no srun in PATH here. "
+            f"{places.OUTSIDE}; launch.where: local simulates the nodes on this machine"
+        )
     if where == "auto" and (allocation is None or shutil.which("srun") is None):
         allocation = None
     if allocation is None:

@@ -29,6 +29,10 @@ from trainpkg.launch.spec import Spec
 
 # srun is told its geometry and looks the rest up: what batch and outer steps left in the environment contradicts it
 KEPT_SLURM = frozenset({"SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JWT"})
+TELLING = re.compile(r"error|No module named")
+OUTSIDE = (
+    "`launch` runs outside of containers, where Slurm's commands are; launch.wrapper takes nodes' processes into one"
+)
 
 
 class Nodes(Protocol):
@@ -87,13 +91,15 @@ def ask_slurm(job_id: str) -> dict[str, str]:
     command = ["scontrol", "show", "job", job_id, "--oneliner"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError as error:
+        raise UserError(f"SLURM_JOB_ID is {job_id}, but there is no scontrol in PATH here. {OUTSIDE}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"SLURM_JOB_ID is {job_id}, but `{' '.join(command)}` does not answer: {error}") from error
     if asked.returncode != 0:
         said = (asked.stderr or asked.stdout).strip()
         raise UserError(
             f"SLURM_JOB_ID is {job_id}, but `{' '.join(command)}` says {said!r}. Inside somebody else's job, "
-            "launch.where: local starts the ranks on this machine alone"
+            "launch.where: local starts the ranks on this machine alone; a slurm.conf not found needs SLURM_CONF"
         )
     return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", asked.stdout.splitlines()[0]))
 
@@ -185,7 +191,7 @@ class LocalNodes:
             code = process.poll()
             if code is not None:
                 how = f"by {signal_name(-code)}" if code < 0 else f"with status {code}"
-                said = next((line for line in reversed(last_lines(self.logs[index])) if "error" in line), "")
+                said = next((line for line in reversed(last_lines(self.logs[index])) if TELLING.search(line)), "")
                 return f"the launcher of node {index} ended {how}" + (f" ({said})" if said else "")
         return ""
 
