@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.unit.test_rollcall import make_facts, make_spec
+from trainpkg.launch.facts import RollCallError
 from trainpkg.launch.head.conduct import Conductor
 from trainpkg.launch.head.failure import Failure, Record, find_cause
 from trainpkg.launch.head.generation import Generation
-from trainpkg.launch.head.rollcall import Coordinator, RollCallError
+from trainpkg.launch.head.rollcall import Coordinator
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Timeouts

@@ -1,8 +1,7 @@
-"""Own addresses, a port that is held, and connections that are tried, here and in an empty network."""
+"""Own addresses and interfaces, here and in an empty network."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
 import subprocess
@@ -15,14 +14,12 @@ from trainpkg.errors import UserError
 from trainpkg.launch import network
 from trainpkg.launch.network import (
     InterfaceAddress,
-    bind_port,
-    candidate_ports,
-    connect_check,
+    check_interfaces,
     interface_environment,
     interface_of,
     is_loopback,
+    match_nccl_interfaces,
     own_addresses,
-    port_seed,
     reachable_addresses,
     source_address_towards,
     validate_address,
@@ -64,11 +61,73 @@ def test_the_interface_goes_to_gloo_and_exactly_to_nccl() -> None:
     assert kept == {"GLOO_SOCKET_IFNAME": LOOPBACK}
 
 
+INTERFACES = ["lo", "eno4", "eno41", "ib0", "docker0", "bare"]
+ENTRIES = [("lo", "127.0.0.1"), ("eno4", "10.0.0.4"), ("eno41", "10.4.1.4"), ("ib0", "10.1.0.4"), ("ib0", "10.1.0.5")]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with these interfaces."""
+    entries = [InterfaceAddress(*entry) for entry in [*ENTRIES, ("docker0", "172.17.0.1")]]
+    monkeypatch.setattr(network, "own_addresses", lambda: entries)
+    monkeypatch.setattr(network, "interface_names", lambda: INTERFACES)
+
+
 @failure("F021")
-@pytest.mark.parametrize("value", ["^lo,docker,veth", "nosuch0", "", " lo", "lo,lo"])
-def test_a_wrong_interface_is_refused_with_the_names_there_are(value: str) -> None:
-    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME is .*has the interfaces .*lo"):
-        interface_environment("127.0.0.1", {"GLOO_SOCKET_IFNAME": value})
+@pytest.mark.parametrize("value", ["^lo,docker,veth", "nosuch0", "", " lo", "eno4,ib0", "=eno4", "eno"])
+def test_a_wrong_interface_for_gloo_is_refused_with_the_names_there_are(machine: None, value: str) -> None:
+    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME is .*has the interfaces lo, eno4, eno41, ib0") as caught:
+        check_interfaces({"GLOO_SOCKET_IFNAME": value}, several_hosts=True)
+    assert ("are NCCL's notation" in str(caught.value)) == bool(set(value) & set("^,="))
+
+
+def test_an_interface_without_an_address_is_refused(machine: None) -> None:
+    with pytest.raises(UserError, match="GLOO_SOCKET_IFNAME is 'bare', which has no address"):
+        check_interfaces({"GLOO_SOCKET_IFNAME": "bare"}, several_hosts=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "left"),
+    [
+        ("^lo,docker", ["eno4", "eno41", "ib0", "bare"]),
+        ("eno4", ["eno4", "eno41"]),
+        ("=eno4", ["eno4"]),
+        ("ib,eno41", ["eno41", "ib0"]),
+        ("^=lo,eno4", ["eno41", "ib0", "docker0", "bare"]),
+        ("", INTERFACES),
+    ],
+)
+def test_the_site_may_write_as_nccl_reads(machine: None, value: str, left: list[str]) -> None:
+    assert match_nccl_interfaces(value, INTERFACES) == left
+    check_interfaces({"NCCL_SOCKET_IFNAME": value}, several_hosts=True)
+
+
+@failure("F024")
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "=ib1"}, "NCCL_SOCKET_IFNAME is '=ib1', which none of them matches: this host"),
+        ({"NCCL_SOCKET_IFNAME": "^lo,eno,ib,docker,bare"}, "which none of them matches"),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, "GLOO_SOCKET_IFNAME is 'lo', whose addresses lead every host to itself"),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, "NCCL_SOCKET_IFNAME is 'lo', whose addresses lead every host to itself"),
+    ],
+)
+def test_interfaces_that_lead_nowhere_are_refused(machine: None, env: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_interfaces(env, several_hosts=True)
+    assert words in str(caught.value)
+
+
+def test_on_one_machine_loopback_is_fine(machine: None) -> None:
+    check_interfaces({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}, several_hosts=False)
+
+
+@failure("F022")
+def test_ranks_are_at_the_first_address_of_their_interface(machine: None) -> None:
+    """As gloo takes it; the route may have another one of the same interface."""
+    assert network.advertised("10.1.0.5", {}) == InterfaceAddress("ib0", "10.1.0.4")
+    assert network.advertised("10.1.0.5", {"GLOO_SOCKET_IFNAME": "eno4"}) == InterfaceAddress("eno4", "10.0.0.4")
+    assert network.advertised("203.0.113.7", {}) == InterfaceAddress("", "203.0.113.7")
 
 
 OWN = ["127.0.0.1", "127.0.1.1", "localhost", "Localhost.localdomain", "localhost.", "0.0.0.0"]
@@ -108,90 +167,6 @@ def test_ports() -> None:
     for value in ("", "0", "65536", "-1", " 1", "1 ", "\u0661", "1e3", "1_000"):
         with pytest.raises(UserError, match=r"^X is "):
             validate_port(value, "X")
-
-
-@failure("F030")
-@failure("F032")
-def test_candidates_are_all_ports_once_below_the_ephemeral_range() -> None:
-    for job in range(12):
-        assert sorted(candidate_ports(port_seed(str(job)))) == list(range(10_000, 32_768))
-    ports = list(candidate_ports("7/3/1/0"))
-    assert ports == list(candidate_ports("7/3/1/0"))
-    assert ports[:50] != sorted(ports[:50])
-    seeds = [("7",), ("8",), ("7", 1), ("7", 2), ("7", None, 2), ("7", None, 1, 1), (None,), ("71",), ("7", 11)]
-    assert len({port_seed(*seed) for seed in seeds}) == len(seeds)  # type: ignore[arg-type]
-
-
-@failure("F036")
-def test_a_bound_port_is_held_and_the_next_candidate_taken_on_a_collision() -> None:
-    seed = port_seed("4711")
-    expected = candidate_ports(seed)
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(bind_port("127.0.0.1", seed)) for _ in range(3)]
-        ports = [listener.getsockname()[1] for listener in held]
-        assert len(set(ports)) == 3
-        tried = [next(expected) for _ in range(40)]
-        assert [port for port in tried if port in ports] == ports  # in the order of the seed
-        with pytest.raises(OSError, match="in use"), socket.socket() as other:
-            other.bind(("127.0.0.1", ports[0]))
-        assert all(connect_check("127.0.0.1", port, 1) is None for port in ports)
-        assert held[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0
-
-
-@failure("F030")
-def test_ports_that_this_kernel_gives_away_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "ephemeral_range", lambda: (12_000, 60_999))
-    for job in range(5):
-        with bind_port("127.0.0.1", port_seed(str(job))) as listener:
-            assert 10_000 <= listener.getsockname()[1] < 12_000
-    monkeypatch.setattr(network, "ephemeral_range", lambda: (1024, 65_535))
-    with bind_port("127.0.0.1", "whole") as listener:
-        assert listener.getsockname()[1] == next(candidate_ports("whole"))
-
-
-def test_one_listener_serves_both_families_where_a_host_has_both() -> None:
-    assert network.listen_address(["10.0.0.1", "10.1.0.1"]) == network.listen_address([]) == "0.0.0.0"
-    assert network.listen_address(["10.0.0.1", "fd00::2"]) == "::"
-    if not any(":" in entry.address for entry in network.own_addresses()):
-        pytest.skip("no IPv6 here")
-    with bind_port("::", "both") as listener:
-        port = listener.getsockname()[1]
-        assert [connect_check(address, port, 1) for address in ("127.0.0.1", "::1")] == [None, None]
-
-
-def test_no_free_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with bind_port("127.0.0.1", "full") as listener:
-        monkeypatch.setattr(network, "candidate_ports", lambda seed: iter([listener.getsockname()[1]] * 3))
-        with pytest.raises(UserError, match=r"No free port at 127\.0\.0\.1"):
-            bind_port("127.0.0.1", "full")
-
-
-@failure("F007")
-def test_an_address_of_another_host_is_refused_with_the_own_ones() -> None:
-    with pytest.raises(UserError, match=r"203\.0\.113\.77 is not on this host .* has .*127\.0\.0\.1 \(lo"):
-        bind_port("203.0.113.77", "x")
-
-
-@failure("F018")
-@failure("F028")
-def test_a_connection_that_does_not_come_about_is_explained() -> None:
-    with socket.socket() as bound:  # bound, but nobody listens
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        assert "refused" in (connect_check("127.0.0.1", port, 1) or "").lower()
-        bound.listen(0)
-        with contextlib.ExitStack() as waiting:  # a full backlog: the kernel drops what comes, as a firewall does
-            for _ in range(4):
-                client = waiting.enter_context(socket.socket())
-                client.setblocking(False)
-                client.connect_ex(("127.0.0.1", port))
-            assert "no answer within 0.2 s" in (connect_check("127.0.0.1", port, 0.2) or "")
-
-
-@failure("F015")
-@pytest.mark.parametrize("name", ["nosuch.invalid", "a..b"])
-def test_a_name_that_does_not_resolve_is_said(name: str) -> None:
-    assert f"cannot connect to {name} port 1" in (connect_check(name, 1, 1) or "")
 
 
 def test_source_address() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 
 from trainpkg.launch import wire
-from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.head.rollcall import Coordinator, RollCallError, run_lengths
-from trainpkg.launch.node.call import Greeter, parse_head, probe
+from trainpkg.launch.facts import NodeFacts, RollCallError
+from trainpkg.launch.head.rollcall import Coordinator, run_lengths
+from trainpkg.launch.node.call import parse_head
 from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec, Timeouts
 
@@ -158,60 +157,6 @@ def test_a_proof_serves_one_side_one_job_one_connection() -> None:
         wire.proof("x", "node", "job", "a", "b"),
     ):
         assert good != other
-
-
-def prove(errors: dict[str, str | None], addresses: list[str]) -> Any:
-    """Play two nodes through the proof of the address; node 1 reports `errors`."""
-
-    async def play(port: int) -> None:
-        reader0, writer0 = await answer(port, make_facts(0, addresses=addresses))
-        reader1, writer1 = await answer(port, make_facts(1))
-        asked = await wire.receive(reader0)
-        assert asked is not None and asked["type"] == "open"
-        writer0.write(wire.encode({"type": "opened", "generation": 0, "port": 6000}))
-        asked = await wire.receive(reader1)
-        assert asked is not None and (asked["type"], asked["port"]) == ("probe", 6000)
-        writer1.write(wire.encode({"type": "probed", "generation": 0, "errors": errors}))
-        await asyncio.sleep(60)
-
-    async def run() -> Any:
-        coordinator = Coordinator(make_spec(), SECRET, lambda text: None)
-        playing = asyncio.ensure_future(play(parse_head(await coordinator.listen())[1]))
-        try:
-            nodes = await coordinator.meet(lambda: "")
-            return await coordinator.prove_plan(nodes, 0)
-        finally:
-            playing.cancel()
-            await coordinator.close()
-
-    return asyncio.run(run())
-
-
-def test_the_first_address_that_all_reach_is_the_masters() -> None:
-    plan, told = prove({"172.17.0.1": "another program listens there", "10.0.0.1": None}, ["172.17.0.1", "10.0.0.1"])
-    assert (plan.master_addr, plan.master_port, plan.master_proven) == ("10.0.0.1", 6000, True)
-    assert "10.0.0.1 port 6000" in told
-
-
-def test_no_address_reached_names_the_node_and_each_reason() -> None:
-    with pytest.raises(RollCallError) as caught:
-        prove({"10.0.0.1": "No route to host", "10.1.0.1": "no answer"}, ["10.0.0.1", "10.1.0.1"])
-    for word in ("node 1 (n2) reaches no address of node 0 (n1) at port 6000", "10.0.0.1: No route", "nc -l 6000"):
-        assert word in str(caught.value)
-
-
-def test_the_port_is_proven_by_a_token() -> None:
-    async def run() -> list[str | None]:
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as foreign:
-            greeter = Greeter(listener, "token")
-            port, other = listener.getsockname()[1], foreign.getsockname()[1]
-            found = [await probe("127.0.0.1", port, "token"), await probe("127.0.0.1", port, "other token")]
-            greeter.hand_on()
-            return [*found, await asyncio.wait_for(probe("127.0.0.1", other, "token"), 10)]
-
-    good, wrong, foreign = asyncio.run(run())
-    assert good is None
-    assert wrong == foreign == "another program listens there"
 
 
 @pytest.mark.parametrize("counts", [[1], [8, 8, 8], [3, 1], [1, 1, 4, 4, 4, 1]])

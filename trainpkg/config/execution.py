@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from trainpkg.config.keys import Section, execution
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """First and last port of `29500` or `20000-20100`."""
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < first <= last <= 65_535:
+        raise ValueError(f"{text!r} is neither a port (29500) nor a range of ports (20000-20100) between 1 and 65535")
+    return first, last
+
+
+def checked_ports(text: str) -> str:
+    parse_ports(text)
+    return text
+
+
+def checked_address(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.\-]+)?", text):
+        raise ValueError(
+            f"{text!r} is neither a host name nor an address; blanks, brackets and a port do not belong to it"
+        )
+    return text
+
+
+Ports = Annotated[str, AfterValidator(checked_ports)]
 
 
 class Fsdp(Section):
@@ -61,8 +89,10 @@ class Launch(Section):
     srun_args: str = execution(
         "", "Further options of the srun that starts node processes, as for containers; none that moves tasks or GPUs."
     )
-    port: str | None = execution(None, "Port of rank 0, or range as 20000-20100 that the site's firewall leaves open.")
-    master_addr: str | None = execution(None, "Address or name of the first node; left out: one that all nodes reach.")
+    port: Ports | None = execution(None, "Port of rank 0, or range as 20000-20100 that a firewall leaves open.")
+    master_addr: Annotated[str, AfterValidator(checked_address)] | None = execution(
+        None, "Address or name of the first node; left out: one that all nodes reach."
+    )
     rollcall_timeout_s: float = execution(60.0, "From the first node's answer to the last one's.", gt=0)
     start_timeout_s: float = execution(600.0, "To the first node's answer; then for the imports on all nodes.", gt=0)
     init_timeout_s: float = execution(60.0, "For the process group and its first all-reduce.", gt=0)
@@ -73,6 +103,11 @@ class Launch(Section):
     )
     stop_grace_s: float = execution(3.0, "Between the request to end and SIGKILL after a failure.", ge=0)
     max_restarts: int = execution(2, "Restarts of all ranks in place after a failure.", ge=0)
+
+    @property
+    def ports(self) -> tuple[int, int] | None:
+        """First and last port of `port`."""
+        return None if self.port is None else parse_ports(self.port)
 
 
 class Slurm(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, model_validator
@@ -115,5 +116,15 @@ def disagreements(run: Run) -> list[str]:
         found.append(
             f"launch.devices = {list(run.launch.devices)} names {len(run.launch.devices)} devices, "
             f"launch.gpus_per_node = {run.launch.gpus_per_node}"
+        )
+    master = run.launch.master_addr or ""
+    if (
+        run.launch.nodes > 1
+        and run.launch.where == "slurm"
+        and re.match(r"localhost(\.|$)|127\.|0\.0\.0\.0$|::1?$", master)
+    ):
+        found.append(
+            f"launch.master_addr = {master!r} for launch.nodes = {run.launch.nodes}: each node would wait for itself; "
+            "give an address of the first node that the others reach, or leave it out"
         )
     return [*found, *site.disagreements(run.launch)]

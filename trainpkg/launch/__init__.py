@@ -6,6 +6,8 @@ head      once per job, in `launch`:
     examine      the doctor's questions to all nodes, in a smoke test
     command      what starts there: prologue, wrapper, python         settings    what is said of the nodes' environment
     places       where node processes run: srun, or simulated         watch       silence and pace of nodes
+    missing      how long nodes are waited for, why some are missing  addresses   whose they are, what names mean
+    proof        nodes reach each other and the ranks' meeting point
     rollcall     the coordinator: who is there, which address works   conduct     generations of ranks, to a verdict
     generation   the state of one generation                          failure     which exit is the cause, which victims
     member       a node at the coordinator's end                      reception   answers nodes that people typed
@@ -14,6 +16,7 @@ node      once per node, in `node` (the standard library alone):
     node         starts and watches the ranks of one node
     environment  of the fork server and of each rank                  call        the way to the coordinator
     orders       what its ranks of one generation are
+    prove        a node's part in the proof of addresses and ports
 start     how the processes of ranks come into being:
     starter      the protocol                                         choose      the one that a spec asks for
     fork         from a fork server (zygote) that imported torch once execute     a program of its own per rank
@@ -27,11 +30,14 @@ typed     `node`, typed once per machine where there is no Slurm:
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
     conf         SLURM_CONF where it was lost on the way
+    ask          what the controller says of nodes
 doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
 Below all:
     plan         who is which rank: pure, printable                   topology    flags against environment
     spec         what all nodes are told (spec.json)                  facts       what a node tells; contradictions
-    network      addresses, interfaces, ports                         wire        authenticated JSON lines, heartbeats
+    network      own addresses and interfaces                         ports       chosen by a seed, held, or a site's
+    reach        connections, and what a failed one means             names       lookups and their time
+    wire         authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
     unix         sockets between processes of one node                ranges      blocks of ranks that overlap or gap
 """

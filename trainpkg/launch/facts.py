@@ -29,6 +29,10 @@ MUST_AGREE = ("python", "torch", "trainpkg")
 NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # one of them comes with a torch for CUDA
 
 
+class RollCallError(Exception):
+    """The nodes cannot start together; the text names the nodes and what to do."""
+
+
 @dataclass(frozen=True)
 class NodeFacts:
     """One node's answer to the roll call. `trouble` is why it cannot take part, as a sentence."""
@@ -73,7 +77,7 @@ def gather(spec: Spec, index: int, env: Mapping[str, str]) -> NodeFacts:
         device = ("cuda" if gpus else "cpu") if spec.device == "auto" else spec.device
         granted = gpus if spec.where == "slurm" and env.get("CUDA_VISIBLE_DEVICES") else []
         num_ranks = count_ranks(spec, index, device, gpus if device == "cuda" else granted)
-        network.interface_environment("", dict(env) | spec.env)  # the user's GLOO_SOCKET_IFNAME must exist here
+        network.check_interfaces(dict(env) | spec.env, spec.num_nodes > 1 and not spec.simulated)
     except UserError as error:
         trouble = str(error)
     return NodeFacts(

@@ -7,24 +7,16 @@ its socket stays open until rank 0 has it: a port that was only tested belongs t
 from __future__ import annotations
 
 import array
-import errno
-import hashlib
-import math
 import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainpkg.errors import UserError
 from trainpkg.launch.slurm.grammar import MAX_NAME_LENGTH, parse_devices, parse_int, quote
-
-FIRST_PORT = 10_000  # below lie Slurm's daemons and most services
-LAST_PORT = 32_767  # Linux hands out 32768-60999 to outgoing connections, where a port can vanish at any time
-BACKLOG = 16_384  # every node and rank connects within a second; the kernel cuts it to net.core.somaxconn
-MAX_TRIES = 512
 
 _SIOCGIFCONF = 0x8912  # linux/sockios.h: all IPv4 addresses of all interfaces
 _IFREQ_BYTES = 40
@@ -128,24 +120,67 @@ def validate_port(value: str, name: str) -> int:
     return parse_int(value, name, low=1, high=65_535)
 
 
-def validate_interface(value: str, name: str) -> str:
-    """The value if it is one interface of this machine; gloo knows no lists and no `^lo` as NCCL does."""
-    names = [interface for _, interface in socket.if_nameindex()]
-    if value not in names and value not in {entry.interface for entry in own_addresses()}:
-        raise UserError(
-            f"{name} is {quote(value)}, but this host has the interfaces {', '.join(names)}. Name one of them, exactly."
-        )
-    return value
+def interface_names() -> list[str]:
+    """This machine's interfaces, aliases such as eth0:1 included."""
+    names = [name for _, name in socket.if_nameindex()]
+    return names + sorted({entry.interface for entry in own_addresses()} - {"", *names})
+
+
+def check_interfaces(env: Mapping[str, str], several_hosts: bool) -> None:
+    """Hold the interfaces that the user or the site has chosen against those of this machine.
+
+    Raises:
+        UserError: GLOO_SOCKET_IFNAME is not the name of one of them, NCCL_SOCKET_IFNAME leaves none, or one of the two
+            leads every one of several hosts to itself.
+    """
+    names = interface_names()
+    have = f"this host has the interfaces {', '.join(names)}"
+    wanted = {name: env[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in env}
+    matched = {name: [value] for name, value in wanted.items() if value in names}
+    for name, value in wanted.items():
+        if name == "NCCL_SOCKET_IFNAME":
+            matched[name] = match_nccl_interfaces(value, names)
+            if not matched[name]:
+                raise UserError(
+                    f"{name} is {quote(value)}, which none of them matches: {have}. `=NAME` means exactly this one, "
+                    "NAME a beginning, `^` all others; left out, each node takes the interface that leads to the first"
+                )
+        elif value not in names:
+            nccl = " `^`, `=` and lists are NCCL's notation: gloo takes one name." if set(value) & set("^=,") else ""
+            raise UserError(
+                f"{name} is {quote(value)}, but {have}.{nccl} Name one of them, exactly, or leave it out: each node "
+                "then takes the interface that leads to the first"
+            )
+        elif not any(entry.interface == value for entry in own_addresses()):
+            raise UserError(f"{name} is {quote(value)}, which has no address on this host")
+    for name, chosen in matched.items():
+        if several_hosts and all(_leads_home(interface) for interface in chosen):
+            raise UserError(
+                f"{name} is {quote(wanted[name])}, whose addresses lead every host to itself: ranks on other hosts "
+                f"would wait for themselves. Leave it out, or name another one: {have}"
+            )
+
+
+def match_nccl_interfaces(value: str, names: Iterable[str]) -> list[str]:
+    """The interfaces that NCCL_SOCKET_IFNAME leaves: beginnings, `=` exact names, `^` all but these."""
+    but, exact = value.startswith("^"), value.removeprefix("^").startswith("=")
+    patterns = [pattern for pattern in value.removeprefix("^").removeprefix("=").split(",") if pattern]
+    if not patterns:
+        return list(names)
+
+    def matches(name: str) -> bool:
+        return any(name == pattern if exact else name.startswith(pattern) for pattern in patterns)
+
+    return [name for name in names if matches(name) != but]
+
+
+def _leads_home(interface: str) -> bool:
+    own = [entry.address for entry in own_addresses() if entry.interface == interface]
+    return bool(own) and all(is_loopback(address) for address in own)
 
 
 def interface_environment(address: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that hold gloo and NCCL to the interface with this address; what the user set stays.
-
-    Raises:
-        UserError: the user's GLOO_SOCKET_IFNAME is no interface of this host.
-    """
-    if "GLOO_SOCKET_IFNAME" in env:
-        validate_interface(env["GLOO_SOCKET_IFNAME"], "GLOO_SOCKET_IFNAME")
+    """The variables that hold gloo and NCCL to the interface with this address; what the user set stays."""
     interface = interface_of(address)
     if not interface:
         return {}
@@ -153,80 +188,14 @@ def interface_environment(address: str, env: Mapping[str, str]) -> dict[str, str
     return {name: value for name, value in wanted.items() if name not in env}
 
 
-def ephemeral_range() -> tuple[int, int]:
-    """The ports, first and last, that the kernel gives to outgoing connections."""
-    try:
-        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-        return int(low), int(high)
-    except (OSError, ValueError):
-        return LAST_PORT + 1, 60_999
+def advertised(source: str, env: Mapping[str, str]) -> InterfaceAddress:
+    """The address at which this node's ranks wait for the others: gloo takes the first one of its interface.
 
-
-def port_seed(job_id: str | None, array_task: int | None = None, attempt: int = 1, generation: int = 0) -> str:
-    """What tells this start of the ranks from all others that may share a node with it."""
-    return f"{job_id or 'local'}/{'' if array_task is None else array_task}/{attempt}/{generation}"
-
-
-def candidate_ports(seed: str) -> Iterator[int]:
-    """Every port from FIRST_PORT to LAST_PORT once, in an order that the seed decides, the same on every machine."""
-    digest = hashlib.sha256(seed.encode()).digest()
-    size = LAST_PORT - FIRST_PORT + 1
-    port, stride = int.from_bytes(digest[:8]) % size, int.from_bytes(digest[8:16]) % size
-    while math.gcd(stride, size) != 1:
-        stride += 1
-    for _ in range(size):
-        yield FIRST_PORT + port
-        port = (port + stride) % size
-
-
-def bind_port(address: str, seed: str) -> socket.socket:
-    """A listening socket on the first of the seed's ports that is free at `address`. The caller keeps it open.
-
-    Ports that this kernel gives to outgoing connections are passed over, unless it gives out all of them. Without
-    SO_REUSEADDR: a port on which old connections linger is not fresh. At `::` it takes IPv4 connections as well.
-
-    Raises:
-        UserError: the address is not this machine's, or no port is free.
+    `source`: the own address from which packets to the first node leave.
     """
-    family = socket.AF_INET6 if ":" in validate_address(address, "The address to listen at") else socket.AF_INET
-    low, high = ephemeral_range()
-    whole = low <= FIRST_PORT and high >= LAST_PORT
-    tries = 0
-    for port in candidate_ports(seed):
-        if low <= port <= high and not whole:
-            continue
-        tries += 1
-        if tries > MAX_TRIES:
-            break
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            if address == "::":
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 too
-            listener.bind((address, port))
-            listener.listen(BACKLOG)
-            return listener
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRINUSE:
-                continue
-            raise UserError(_bind_failure(address, port, error)) from error
-    raise UserError(f"No free port at {address}: {MAX_TRIES} between {FIRST_PORT} and {LAST_PORT} are all in use.")
-
-
-def connect_check(address: str, port: int, timeout_s: float) -> str | None:
-    """None if a TCP connection comes about within the time, else one sentence that says why it does not."""
-    try:
-        with socket.create_connection((address, port), timeout_s) as connection:
-            if connection.getsockname() != connection.getpeername():  # a free local port can connect to itself
-                return None
-            reason = "nobody listens"
-    except socket.gaierror as error:
-        reason = f"the name cannot be resolved ({error.strerror})"
-    except TimeoutError:
-        reason = f"no answer within {timeout_s:g} s, as behind a firewall or on a network without a route back"
-    except (OSError, UnicodeError) as error:  # the second: a name that IDNA refuses
-        reason = getattr(error, "strerror", None) or str(error)
-    return f"{socket.gethostname()} cannot connect to {address} port {port}: {reason}."
+    interface = env.get("GLOO_SOCKET_IFNAME") or interface_of(source) or ""
+    own = [entry for entry in own_addresses() if entry.interface == interface]
+    return own[0] if own else InterfaceAddress(interface, source)
 
 
 def visible_gpus(env: Mapping[str, str]) -> list[str]:
@@ -251,13 +220,6 @@ def _is_ipv6(value: str) -> bool:
     except (OSError, ValueError):
         return False
     return not percent or re.fullmatch(r"[A-Za-z0-9_.\-]{1,15}", zone) is not None
-
-
-def _bind_failure(address: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-        have = ", ".join(f"{entry.address} ({entry.interface})" for entry in own_addresses()) or "none"
-        return f"The address {address} is not on this host {socket.gethostname()}, which has {have}."
-    return f"Cannot listen at {address} port {port}: {error.strerror}."
 
 
 def _ipv4_addresses() -> list[InterfaceAddress]:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpkg.errors import UserError
-from trainpkg.launch.network import candidate_ports, is_loopback, port_seed, validate_address, validate_port
+from trainpkg.launch.network import is_loopback, validate_address, validate_port
+from trainpkg.launch.ports import candidate_ports, port_seed
 from trainpkg.launch.slurm.grammar import MAX_HOSTS, find_duplicate
 from trainpkg.launch.topology import resolve_topology
 
@@ -124,7 +125,6 @@ def make_plan(
     master_proven: bool = False,
     one_machine: bool = False,
     job_id: str | None = None,
-    array_task: int | None = None,
     attempt: int = 1,
     generation: int = 0,
 ) -> LaunchPlan:
@@ -133,7 +133,7 @@ def make_plan(
     Args:
         hosts: one name per node; on `one_machine` (simulated nodes) they need not resolve.
         ranks_per_node: one number for all nodes, or one per node.
-        master_port: default is the first port of the seed (job, array task, attempt, generation).
+        master_port: default is the first port of the seed (job, attempt, generation).
 
     Raises:
         UserError: no hosts, a host twice, counts that do not fit, a node without ranks, or a master address that leads
@@ -149,7 +149,7 @@ def make_plan(
             "wait for itself. Give an address of the first node that the others reach, or leave the choice to the plan."
         )
     if master_port is None:
-        master_port = next(candidate_ports(port_seed(job_id, array_task, attempt, generation)))
+        master_port = next(candidate_ports(port_seed(job_id, attempt, generation)))
     if not 1 <= master_port <= 65_535:
         raise UserError(f"The master port is {master_port}, which is not between 1 and 65535.")
     return LaunchPlan(sum(counts), nodes, address, master_port, master_proven, job_id, attempt, generation)
@@ -236,7 +236,6 @@ def main(args: argparse.Namespace) -> int:
         master_port=None if args.master_port is None else validate_port(args.master_port, "--master-port"),
         one_machine=topology.where == "local",
         job_id=topology.job_id,
-        array_task=topology.array_task,
     )
     this_node = topology.this_node
     if args.json:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainpkg.errors import UserError
+from trainpkg.launch.ports import port_seed
 
 PRELOAD = ("torch", "torch._dynamo", "trainpkg.runtime.rank")  # and the stage's own module
 ENTRY = "trainpkg.runtime.rank:main"
@@ -66,6 +67,8 @@ class Spec:
     slurm_job_id: str | None = None
     dist_addr: str = ""  # of node 0, where nodes are typed
     typed_local: bool = False  # typed nodes that are all on this machine
+    ports: list[int] | None = None  # first and last that a site leaves open; None: chosen freely
+    master_addr: str | None = None  # address or name of the first node; None: one that all nodes reach
     step_gpus: int = 0  # per node, to be asked of srun: a step of an exclusive job gets none by itself
 
     @property
@@ -88,6 +91,14 @@ class Spec:
     def needs_shared_directory(self) -> bool:
         """Whether ranks of several nodes write into one run directory: ours do, a user's own program may not."""
         return self.backend != "command" and self.entry == ENTRY
+
+    @property
+    def port_range(self) -> tuple[int, int] | None:
+        return None if self.ports is None else (self.ports[0], self.ports[1])
+
+    def port_seed(self, generation: int) -> str:
+        """What the choice of the ranks' port follows from: another one per job, run, attempt and restart."""
+        return f"{port_seed(self.slurm_job_id, self.attempt, generation)}/{self.run}"
 
     def generation_dir(self, generation: int) -> Path:
         """Where the logs and the verdict of one generation of ranks are."""

@@ -8,6 +8,7 @@ from collections import defaultdict
 from trainpkg.launch import network
 from trainpkg.launch.doctor.machine import Machine, Wanted
 from trainpkg.launch.doctor.rows import BAD, OK, WARN, Row
+from trainpkg.launch.ports import FIRST_PORT, LAST_PORT
 
 NET, IB = "/sys/class/net", "/sys/class/infiniband"
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -151,8 +152,7 @@ def firewall(machine: Machine, wanted: Wanted) -> Row:
     tables = machine.read("/proc/net/ip_tables_names").split()
     if "filter" in tables:
         signs.append("iptables has a filter table")
-    low, high = network.FIRST_PORT, network.LAST_PORT
-    fix = f"See that TCP ports {low}-{high} are open between nodes, or name an open range in launch.port."
+    fix = f"See that TCP ports {FIRST_PORT}-{LAST_PORT} are open between nodes, or name an open range in launch.port."
     loud = [sign for sign in signs if "iptables" not in sign]
     return Row("firewall", ", ".join(signs) or "no sign of one", WARN if loud else OK, fix)
 

@@ -175,6 +175,8 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
         "dist_backend": launch.dist_backend,
         "start": launch.start,
         "preload": [*PRELOAD, f"trainpkg.{folder.stage}"],
+        "ports": None if launch.ports is None else list(launch.ports),
+        "master_addr": launch.master_addr,
         "timeouts": Timeouts(
             rollcall_s=launch.rollcall_timeout_s,
             start_s=launch.start_timeout_s,

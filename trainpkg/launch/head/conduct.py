@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head import failure
 from trainpkg.launch.head.failure import Failure
 from trainpkg.launch.head.generation import Generation
 from trainpkg.launch.head.member import Incoming
-from trainpkg.launch.head.rollcall import Coordinator, RollCallError, run_lengths
+from trainpkg.launch.head.rollcall import Coordinator, run_lengths
 from trainpkg.launch.head.screen import Screen
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
@@ -122,6 +122,7 @@ class Conductor:
         folder = self.spec.generation_dir(number)
         folder.mkdir(parents=True, exist_ok=True)
         facts = {"device": self.nodes[0].device, "gpus": [node.gpus for node in self.nodes]}
+        facts |= {"addresses": [list(own) for own in self.coordinator.advertised]}
         (folder / "plan.json").write_text(json.dumps(plan.to_dict() | facts) + "\n")
         if number == 0:
             self.screen.say(plan.describe())

@@ -22,7 +22,7 @@ from typing import Any
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import processes
-from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head import attempt, command, lock, places, settings
 from trainpkg.launch.head.attempt import STAGES, Folder
 from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome
@@ -30,9 +30,9 @@ from trainpkg.launch.head.examine import examine
 from trainpkg.launch.head.lock import Lock
 from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
-from trainpkg.launch.head.rollcall import Coordinator, RollCallError
+from trainpkg.launch.head.rollcall import Coordinator
 from trainpkg.launch.head.screen import Screen, SharedScreen, make_screen
-from trainpkg.launch.slurm import conf
+from trainpkg.launch.slurm import ask, conf
 from trainpkg.launch.slurm.allocation import Allocation, read_allocation
 from trainpkg.launch.spec import Spec
 
@@ -188,7 +188,8 @@ class Job:
 
     async def _attempt(self) -> Outcome:
         secret = self.endpoint.secret if self.endpoint else secrets.token_hex(32)
-        coordinator = Coordinator(self.spec, secret, lambda text: self.screen.say(text))
+        asked = ask.node_states if self.spec.where == "slurm" else None
+        coordinator = Coordinator(self.spec, secret, lambda text: self.screen.say(text), asked)
         coordinator.interrupted = self._interrupt
         head = await coordinator.listen(self.endpoint.listener if self.endpoint else None)
         if self.endpoint is not None:  # what people see here they see at the other nodes too

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainpkg.launch import wire
-from trainpkg.launch.facts import MAX_NAMED, NodeFacts
+from trainpkg.launch.facts import MAX_NAMED, NodeFacts, RollCallError, name_nodes
 from trainpkg.launch.spec import TOKEN, Spec
 from trainpkg.launch.typed.agreement import misfit
 from trainpkg.launch.typed.command import Typed
@@ -76,6 +76,12 @@ class Reception:
             raise wire.Refused(why)
         writer.write(wire.encode(self.welcome))
         return await asyncio.wait_for(wire.receive(reader), FACTS_TIMEOUT_S)
+
+    def wait(self, present: Mapping[int, NodeFacts], now_s: float, deadline_s: float, ended: str) -> None:
+        """Remind people of who is missing. Raises RollCallError when it is too late."""
+        self.remind(present, now_s)
+        if now_s >= deadline_s and not ended and self.missing(present):
+            raise RollCallError(self.too_late(present, name_nodes(list(present.values())) or "none"))
 
     def remind(self, present: Collection[int], now_s: float) -> None:
         """Say who is missing, now and then, more and more seldom."""

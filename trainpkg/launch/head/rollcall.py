@@ -8,17 +8,19 @@ is `conduct`'s business.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
-import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from trainpkg.launch import facts, network, wire
-from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch import facts, names, network, ports, wire
+from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head.command import OnTheWay
 from trainpkg.launch.head.member import Incoming, Member
+from trainpkg.launch.head.missing import AskStates, Waiting
+from trainpkg.launch.head.proof import Proof
 from trainpkg.launch.head.reception import Reception, hosts_of
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
@@ -27,21 +29,22 @@ from trainpkg.launch.wire import BEAT_S, Message
 FACTS_TIMEOUT_S = 30.0
 PROOF_TIMEOUT_S = 20.0  # for all nodes to try all addresses of node 0
 MAX_STRANGERS_TOLD = 5
-
-
-class RollCallError(Exception):
-    """The nodes cannot start together; the text names the nodes and what to do."""
+MAX_NAMES_TOLD = 4
 
 
 class Coordinator:
     """Admits nodes and talks with them. `say` prints a line for people."""
 
-    def __init__(self, spec: Spec, secret: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: Spec, secret: str, say: Callable[[str], None], ask_states: AskStates | None = None
+    ) -> None:
         self.spec, self.secret, self.say = spec, secret, say
+        self.waiting = Waiting(spec, say, ask_states)
         self.members: dict[int, Member] = {}
         self.inbox: asyncio.Queue[Incoming] = asyncio.Queue()
         self.num_strangers = 0
         self.listener: socket.socket | None = None
+        self.advertised: list[tuple[str, str]] = []  # per node, the address and interface that its ranks tell
         self._server: asyncio.Server | None = None
         self._beating: asyncio.Task[None] | None = None
         self.stop_asked = ""  # why a node was asked to stop before the ranks ran
@@ -49,21 +52,33 @@ class Coordinator:
         self.reception: Reception | None = None  # of typed nodes
         self.interrupted: Callable[[str], None] = say  # called with who was told to end everything
         self._admitted: set[asyncio.StreamWriter] = set()  # members, and who is about to be one
+        self._num_names_told = 0
 
     async def listen(self, listener: socket.socket | None = None) -> str:
         """Answer from now on, at `listener` or a port of its own; returns what nodes are given as `--head`."""
-        loopback = self.spec.where == "local"
+        spec, loopback = self.spec, self.spec.where == "local"
         addresses = ["127.0.0.1"] if loopback else network.reachable_addresses() or ["127.0.0.1"]
-        seed = f"head/{network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt)}/{self.spec.run}"
         if listener is not None:
             addresses = [listener.getsockname()[0]]
+        # one port alone is for the ranks: two listeners cannot share it
+        given = spec.port_range if spec.ports and spec.ports[0] < spec.ports[1] else None
         here = "127.0.0.1" if loopback else network.listen_address(addresses)
-        self.listener = listener or network.bind_port(here, seed)
+        self.listener = listener or ports.bind_port(here, f"head/{spec.port_seed(0)}", given)
+        for warning in self._warnings():
+            self.say(f"warning: {warning}")
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         self._server = await asyncio.start_server(
-            self._serve, sock=self.listener, limit=wire.MAX_LINE, backlog=network.BACKLOG
+            self._serve, sock=self.listener, limit=wire.MAX_LINE, backlog=ports.BACKLOG
         )
         return f"{','.join(addresses)}:{self.listener.getsockname()[1]}"
+
+    def _warnings(self) -> list[str]:
+        """On settings that are heeded with a sigh, or not at all."""
+        spec, found = self.spec, ports.warnings(self.spec.port_range)
+        if spec.master_addr and (spec.simulated or spec.dist_addr):
+            why = "all nodes are on this machine" if spec.simulated else "--dist-url says where node 0 is"
+            found.append(f"launch.master_addr = {spec.master_addr} is not used: {why}")
+        return found
 
     async def close(self) -> None:
         """Drop all connections; nodes that are still there end their ranks."""
@@ -71,9 +86,9 @@ class Coordinator:
             self._beating.cancel()
         if self._server is not None:
             self._server.close()
-        drains = [asyncio.ensure_future(writer.drain()) for writer in self._admitted]
-        if drains:
-            await asyncio.wait(drains, timeout=1.0)
+        drains = asyncio.gather(*(writer.drain() for writer in self._admitted), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(drains, 1.0)
         for writer in self._admitted.copy():
             writer.close()
 
@@ -111,7 +126,10 @@ class Coordinator:
                 member.heard = time.monotonic()
                 if message.get("type") == "interrupt":
                     self.interrupted(f"{message.get('why')} on {member.name}")
-                self.inbox.put_nowait(Incoming(member, message))
+                if message.get("type") == "names":
+                    self._hear_names(member, message)
+                else:
+                    self.inbox.put_nowait(Incoming(member, message))
         except wire.Stranger as error:
             self._refuse_stranger(peer, str(error))
         except (wire.Refused, ValueError, TimeoutError) as error:
@@ -131,6 +149,16 @@ class Coordinator:
         elif self.num_strangers == MAX_STRANGERS_TOLD + 1:
             self.say("refused more strangers' connections; the further ones are not told")
 
+    def _hear_names(self, member: Member, message: Message) -> None:
+        """What a node found out about names comes when it comes; nothing waits for it."""
+        lookups = [names.Lookup.from_message(one) for one in message["lookups"]]
+        for text in names.complaints(member.name, str(message["host"]), member.facts.addresses, lookups):
+            self._num_names_told += 1
+            if self._num_names_told <= MAX_NAMES_TOLD:
+                self.say(f"warning: {text}")
+            elif self._num_names_told == MAX_NAMES_TOLD + 1:
+                self.say("warning: more such findings about names, on this and other nodes, are not told")
+
     async def meet(self, ended: Callable[[], str], way: Callable[[], OnTheWay] = OnTheWay) -> list[NodeFacts]:
         """The roll call: the facts of all nodes, in node order.
 
@@ -138,26 +166,22 @@ class Coordinator:
         before they can answer. Raises RollCallError naming the nodes that are missing at the deadline, or that
         contradict each other.
         """
-        begin = time.monotonic()
-        times = self.spec.timeouts
-        deadline = begin + times.start_s
-        on_the_way, next_look = OnTheWay(), begin + BEAT_S
-        while len(self.members) < self.spec.num_nodes:
+        on_the_way, next_look = OnTheWay(), time.monotonic() + BEAT_S
+        while len(self.members) < self.spec.num_nodes or self.waiting.left:
             try:
-                incoming = await asyncio.wait_for(self.inbox.get(), 0.1)
+                self._enter(await asyncio.wait_for(self.inbox.get(), 0.1))
+                why = ""
             except TimeoutError:
-                over = ended()
-                if over or time.monotonic() >= next_look:
+                why = ended()
+                if why or time.monotonic() >= next_look:
                     next_look = time.monotonic() + BEAT_S
                     on_the_way = way()
-                if on_the_way.busy:  # they are there, and busy: the roll call's time is not for that
-                    deadline = max(deadline, min(time.monotonic() + times.rollcall_s, begin + times.start_s))
-                self._check_on(deadline, over, on_the_way)
-                continue
-            if not self.members and self.reception is None:  # people type their commands one after the other
-                deadline = time.monotonic() + times.rollcall_s
-            self._enter(incoming)
-            self._check_on(deadline, "", on_the_way)
+            if self._refused:
+                raise RollCallError(self._refused)
+            there = {index: member.facts for index, member in self.members.items()}
+            if self.reception is not None:
+                self.reception.wait(there, time.monotonic(), self.waiting.deadline_s, why)
+            await self.waiting.check(there, why, on_the_way)
         nodes = [self.members[index].facts for index in sorted(self.members)]
         if found := facts.contradictions(self.spec, nodes):
             raise RollCallError("the nodes cannot train together: " + "; ".join(found))
@@ -172,7 +196,7 @@ class Coordinator:
         member, message = incoming.member, incoming.message
         if message is None:
             if self.members.get(member.facts.index) is member:
-                raise RollCallError(f"{member.name} answered the roll call and then its connection ended")
+                self.waiting.gone(member.name)
             return
         if message.get("type") == "stop":
             self.stop_asked = str(message.get("why"))
@@ -186,88 +210,41 @@ class Coordinator:
                 "needs an index of its own, one launcher per node"
             )
         self.members[index] = member
+        if self.reception is None:  # else people type their commands one after the other
+            self.waiting.answered()
         if found := facts.contradictions(self.spec, [member.facts]):
             raise RollCallError("; ".join(found))
-
-    def _check_on(self, deadline: float, ended: str, on_the_way: OnTheWay) -> None:
-        if self._refused:
-            raise RollCallError(self._refused)
-        if on_the_way.failed:
-            raise RollCallError("; ".join(on_the_way.failed[: facts.MAX_NAMED]))
-        if self.reception is not None:
-            self.reception.remind(self.members, time.monotonic())
-        if time.monotonic() < deadline and not ended:
-            return
-        expected = dict(enumerate(self.spec.hosts))
-        missing = [
-            on_the_way.busy.get(index, f"node {index} ({host})")
-            for index, host in expected.items()
-            if index not in self.members
-        ]
-        answered = facts.name_nodes([member.facts for member in self.members.values()]) or "none"
-        if self.reception is not None and not ended:
-            raise RollCallError(self.reception.too_late(self.members, answered))
-        more = f" and {len(missing) - facts.MAX_NAMED} more" if len(missing) > facts.MAX_NAMED else ""
-        names = ", ".join(missing[: facts.MAX_NAMED]) + more
-        times = self.spec.timeouts
-        if ended:
-            within = f"before {ended}"
-        elif self.members:
-            within = f"within {times.rollcall_s:g} s of the first answer (launch.rollcall_timeout_s)"
-        else:
-            within = f"within {times.start_s:g} s (launch.start_timeout_s)"
-        raise RollCallError(
-            f"{names} did not answer the roll call {within}; answered: {answered}. Look at node-K.log in "
-            f"{self.spec.generation_dir(0)}: where a node's is absent, its launcher never ran (is the node up, the run "
-            "directory shared?); where it says that it cannot connect, a firewall or a route stands between"
-        )
 
     async def prove_plan(self, nodes: list[NodeFacts], generation: int) -> tuple[LaunchPlan, str]:
         """A plan whose master address every node has reached, at a port that node 0 holds; and how it was proven.
 
-        Node 0 greets each probe with a token, so that an address which leads elsewhere (a bridge that every host has,
-        another job's port) does not count. Raises RollCallError naming the node, the addresses tried and why not.
+        That nodes reach each other is proven once; a restart takes another port of the same machines.
+        Raises RollCallError naming the node, the addresses tried and why not.
         """
-        token = secrets.token_hex(8)
-        candidates = nodes[0].addresses or ["127.0.0.1"]
-        self.members[0].tell({"type": "open", "generation": generation, "token": token, "addresses": candidates})
-        opened = (await self.collect("opened", generation, [0]))[0]
-        if opened.get("error"):
-            raise RollCallError(f"{self.members[0].name} cannot open a port for the ranks: {opened['error']}")
-        port = int(opened["port"])
-        others = [index for index in self.members if index != 0]
-        probe = {"type": "probe", "generation": generation, "token": token, "addresses": candidates, "port": port}
-        for index in others:
-            self.members[index].tell(probe)
-        results = await self.collect("probed", generation, others) if others else {}
-        reached = [a for a in candidates if all(results[i]["errors"].get(a) is None for i in others)]
-        if not reached:
-            raise RollCallError(self._unreached(results, candidates, port))
+        spec, local = self.spec, self.spec.simulated
+        pairs = generation == 0 and not local and len(nodes) > 1
+        proof = Proof(self, nodes, generation, None if local or spec.dist_addr else spec.master_addr, pairs)
+        proven = await proof.run()
+        self.advertised = proven.own or self.advertised
+        for warning in proven.warnings if generation == 0 else ():
+            self.say(f"warning: {warning}")
         plan = make_plan(
-            self.spec.hosts,
+            spec.hosts,
             [node.num_ranks for node in nodes],
-            master_addr=reached[0],
-            master_port=port,
+            master_addr=proven.address,
+            master_port=proven.port,
             master_proven=True,
-            one_machine=self.spec.simulated or len(nodes) == 1,
-            job_id=self.spec.slurm_job_id,
-            attempt=self.spec.attempt,
+            one_machine=local or len(nodes) == 1,
+            job_id=spec.slurm_job_id,
+            attempt=spec.attempt,
             generation=generation,
         )
-        return plan, f"{reached[0]} port {port}, reached by all {len(nodes)} nodes" if others else ""
+        return plan, proven.describe(nodes)
 
-    def _unreached(self, results: dict[int, Message], candidates: list[str], port: int) -> str:
-        for index, result in sorted(results.items()):
-            errors = result["errors"]
-            if all(errors.get(address) is not None for address in candidates):
-                told = "; ".join(f"{address}: {errors[address]}" for address in candidates)
-                return (
-                    f"{self.members[index].name} reaches no address of {self.members[0].name} at port {port} ({told}). "
-                    f"By hand: `nc -l {port}` there, `nc -v {candidates[0]} {port}` here"
-                )
-        return f"no address of {self.members[0].name} is reached by all nodes; tried {', '.join(candidates)}"
+    def tell(self, index: int, message: Message) -> None:
+        self.members[index].tell(message)
 
-    async def collect(self, kind: str, generation: int, indices: list[int]) -> dict[int, Message]:
+    async def collect(self, kind: str, generation: int, indices: Sequence[int]) -> dict[int, Message]:
         """One message of that kind from each of these nodes. Other messages of nodes meanwhile are beats or old."""
         found: dict[int, Message] = {}
         end = time.monotonic() + PROOF_TIMEOUT_S

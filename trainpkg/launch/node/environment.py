@@ -148,6 +148,7 @@ def for_rank(
     changes: dict[str, str | None] = {}
     changes |= network.interface_environment(own or "", env)
     changes |= rank_environment(plan, index, local_rank)
+    changes["TRAINPKG_ADDRESS"] = network.advertised(own or "", env).address
     changes |= {
         "TRAINPKG_SPEC": os.path.abspath(spec_path),  # noqa: PTH100  # no resolving: a link may be the shared name
         "TRAINPKG_GENERATION": str(plan.generation),

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainpkg.errors import UserError
-from trainpkg.launch import network, processes, wire
-from trainpkg.launch.node import environment
-from trainpkg.launch.node.call import Greeter, Streams, call_head, probe
+from trainpkg.launch import processes, wire
+from trainpkg.launch.node import environment, prove
+from trainpkg.launch.node.call import call_head
 from trainpkg.launch.node.orders import make_orders
+from trainpkg.launch.node.prove import Prover
 from trainpkg.launch.node.ranks import Ranks
 from trainpkg.launch.plan import make_plan
+from trainpkg.launch.reach import Streams
 from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start.choose import make_starter
@@ -47,7 +49,7 @@ class Node:
         self.log: TextIO = self._open_log(0)
         self.facts, self.base_env = environment.of_node(spec, index, os.environ)
         self.writer: asyncio.StreamWriter | None = None
-        self.greeter: Greeter | None = None  # of node 0
+        self.prover = Prover(spec, self.facts, self.base_env)
         self.stop_why = ""
         self.heard = time.monotonic()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -89,6 +91,7 @@ class Node:
             if self.stop_why:
                 self.tell({"type": "stop", "why": self.stop_why})
             self._spawn(self._beat())
+            prove.tell_names(self.spec, self.facts, self.tell)
             status = await self._obey_all(reader)
             grace_s = self.spec.timeouts.stop_grace_s if status is not None else 0.0
             return 1 if status is None else status
@@ -147,12 +150,10 @@ class Node:
             if kind == "bye":
                 self.last_words = str(message.get("sentence", ""))
                 return int(message["status"])
-            if kind == "open":
-                self.tell(self._open_port(message))
+            if kind in prove.KINDS:
+                self._spawn(self._prove(message))
             elif kind == "said":
                 self.show(str(message["text"]))
-            elif kind == "probe":
-                self._spawn(self._probe(message))
             elif kind == "examine":
                 self._spawn(self._examine(message))
             elif kind == "prepare":
@@ -166,27 +167,8 @@ class Node:
         self.say("the coordinator is gone; ending all ranks")
         return None
 
-    def _open_port(self, message: Message) -> Message:
-        answer: Message = {"type": "opened", "generation": message["generation"]}
-        if self.greeter is not None:
-            self.greeter.hand_on().close()
-        address = network.listen_address(message["addresses"])
-        if self.spec.simulated or self.spec.dist_addr:
-            address = message["addresses"][0]
-        seed = network.port_seed(self.spec.slurm_job_id, None, self.spec.attempt, message["generation"])
-        try:
-            listener = network.bind_port(address, f"{seed}/{self.spec.run}")
-        except UserError as error:
-            return answer | {"error": str(error)}
-        self.greeter = Greeter(listener, message["token"])
-        return answer | {"port": listener.getsockname()[1]}
-
-    async def _probe(self, message: Message) -> None:
-        """Try all addresses at once: several dead ones in turn would outlast the coordinator's patience."""
-        addresses = message["addresses"]
-        found = await asyncio.gather(*(probe(a, message["port"], message["token"]) for a in addresses))
-        errors = dict(zip(addresses, found, strict=True))
-        self.tell({"type": "probed", "generation": message["generation"], "errors": errors})
+    async def _prove(self, message: Message) -> None:
+        self.tell(await self.prover.answer(message))
 
     async def _examine(self, message: Message) -> None:
         from trainpkg.launch.doctor import nodes  # asked for in a smoke test alone
@@ -207,9 +189,8 @@ class Node:
             failed = {"message": f"could not start its ranks: {error}", "details": details}
             self.tell({"type": "start_failed", "generation": message["generation"], **failed})
             self.say(f"start failed: {error}\n{details}")
-            if self.greeter is not None:
-                self.greeter.listener.close()
-        self.greeter = None  # its port is rank 0's, or waits for it
+            self.prover.abandon()
+        self.prover.close()
 
     async def _start_ranks(self, message: Message) -> None:
         generation = message["generation"]
@@ -225,7 +206,7 @@ class Node:
             one_machine=True,  # the coordinator has proven the address
             generation=generation,
         )
-        listen = self.greeter.hand_on() if self.greeter is not None else None
+        listen = self.prover.hand_on()
         if listen is not None and not self.spec.passes_port:
             listen.close()  # as late as can be: somebody else binds it now
         # all of them before the first start: none runs when one cannot be made

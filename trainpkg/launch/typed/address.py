@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from trainpkg.errors import UserError
 from trainpkg.launch import network
+from trainpkg.launch.ports import BACKLOG
 
 
 def own_address(host: str, num_nodes: int, local: bool, env: Mapping[str, str]) -> tuple[str, str]:
@@ -69,7 +70,7 @@ def hold(address: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
-        listener.listen(network.BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         taken = error.errno == errno.EADDRINUSE

@@ -20,8 +20,8 @@ from pathlib import Path
 from trainpkg.errors import UserError
 from trainpkg.launch import processes, wire
 from trainpkg.launch import spec as specs
-from trainpkg.launch.node.call import CONNECT_TIMEOUT_S, Streams
 from trainpkg.launch.node.node import Node
+from trainpkg.launch.reach import Streams, Unreached, connect
 from trainpkg.launch.spec import TOKEN, Spec, Timeouts
 from trainpkg.launch.typed import address
 from trainpkg.launch.typed.command import Typed
@@ -118,12 +118,9 @@ async def call(typed: Typed) -> tuple[Streams | None, str]:
     reasons = []
     for one in await asyncio.to_thread(address.others_address, typed.host, typed.num_nodes, typed.local):
         try:
-            opening = asyncio.open_connection(one, typed.port, limit=wire.MAX_LINE)
-            return await asyncio.wait_for(opening, CONNECT_TIMEOUT_S), ""
-        except TimeoutError:
-            reasons.append(f"{one} gives no answer within {CONNECT_TIMEOUT_S:g} s, as a machine that is down")
-        except OSError as error:
-            reasons.append(f"{one}: {error.strerror or error}")
+            return await connect(one, typed.port), ""
+        except Unreached as error:
+            reasons.append(f"{one}: {error}")
     return None, "; ".join(reasons)
 
 
