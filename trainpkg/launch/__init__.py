@@ -29,8 +29,7 @@ typed     `node`, typed once per machine where there is no Slurm:
     address      HOST as each machine must find it                    secret      the file that all share
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
-    conf         SLURM_CONF where it was lost on the way
-    ask          what the controller says of nodes
+    conf         SLURM_CONF where it was lost on the way              ask          what the controller says of nodes
 doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
 Below all:
     plan         who is which rank: pure, printable                   topology    flags against environment
