@@ -23,10 +23,20 @@ STRANGE = "ranks|trainpkg|launched|sleep"
 class SlurmLaunch:
     """`launch` of test entries as a batch job whose environment knows the job's number only, as under Snakemake."""
 
-    def __init__(self, lab: Lab, folder: Path, launch: dict[str, Any], *options: str, **environment: str) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        launch: dict[str, Any],
+        *options: str,
+        more: dict[str, Any] | None = None,
+        **environment: str,
+    ) -> None:
+        """`options` are sbatch's; `more` says more of the launch, such as `requeue`."""
         self.lab, self.folder = lab, folder
         self.out = folder / "run/train.json"
-        given = {"launch": launch, "spec": {"entry": "tests.distributed.entries:steps", "preload": ["json"]}}
+        spec = {"entry": "tests.distributed.entries:steps", "preload": ["json"]}
+        given = {"launch": launch, "spec": spec, **(more or {})}
         tested = [f"{name}={value}" for name, value in environment.items()]
         command = ["env", "-i", *tested, "OMP_NUM_THREADS=2", "PATH=$PATH", "SLURM_JOB_ID=$SLURM_JOB_ID"]
         command += [sys.executable, "-m", "tests.distributed.launched", str(self.out), shlex.quote(json.dumps(given))]

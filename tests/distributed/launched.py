@@ -35,7 +35,8 @@ if __name__ == "__main__":
     seed = given.get("seed", 0)
     run = make_run(out, **given.get("launch", {})).model_copy(update={"seed": seed})
     try:
-        status = launch(run, given.get("stage", "train"), out, retry=given.get("retry", 1), **given.get("spec", {}))
+        options = {name: given[name] for name in ("retry", "requeue") if name in given}
+        status = launch(run, given.get("stage", "train"), out, **options, **given.get("spec", {}))
     except UserError as error:
         print(f"error: {error}")
         status = error.status

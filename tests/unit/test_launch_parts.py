@@ -18,7 +18,7 @@ from tests.distributed.launched import make_run
 from tests.unit.test_rollcall import make_spec
 from trainpkg.errors import UserError
 from trainpkg.launch import processes
-from trainpkg.launch.head import attempt, places
+from trainpkg.launch.head import attempt, history, places
 from trainpkg.launch.head.attempt import Folder
 from trainpkg.launch.head.conduct import Outcome
 from trainpkg.launch.node import environment
@@ -98,10 +98,10 @@ def test_attempts_are_counted_and_remembered(tmp_path: Path) -> None:
         spec = attempt.make_spec(run, folder, ["sim0"], "local")
         assert spec.attempt == number
         attempt.open_attempt(spec, folder, run)
-        attempt.close_attempt(spec, Outcome("failed", 9, sentence="why", step_last=4), run_again=number != 3)
+        attempt.close_attempt(spec, folder, Outcome("stuck" if number == 3 else "failed", 9, sentence="why"))
         if number < 3:
             attempt.refuse_repetition(folder, 2)
-    assert folder.last_attempt()["cause"] == "why"
+    assert history.read_attempt(folder.launches, 1)["cause"] == "why"
     with pytest.raises(UserError, match="attempt 3 ended with why") as caught:
         attempt.refuse_repetition(folder, 2)
     assert caught.value.status == 78

@@ -133,6 +133,9 @@ class Slurm(Section):
         "USR2@120", "Warning signal and seconds before the limit; null: none (the clock still works).",
         pattern=r"^(SIG)?[A-Z0-9]+@\d+$",
     )  # fmt: skip
+    requeue: Literal["auto", "never"] = execution(
+        "auto", "auto: a job that has saved near its limit puts itself back into the queue; never: Snakemake's retries."
+    )
     extra: str = execution("", "Further sbatch options, appended to ours.")
 
 

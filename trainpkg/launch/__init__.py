@@ -2,8 +2,9 @@
 
 head      once per job, in `launch`:
     job          the subcommand: lock, attempt, nodes, verdict        lock        one writer per run directory
-    attempt      files and rules of an attempt                        screen      what people see
-    examine      the doctor's questions to all nodes, in a smoke test
+    attempt      files and rules of an attempt                        history     whether another attempt is worth it
+    screen       what people see                                      requeue     the job's own way back into the queue
+    examine      the doctor's questions, in a smoke test              words       first and last lines
     command      what starts there: prologue, wrapper, python         settings    what is said of the nodes' environment
     places       where node processes run: srun, or simulated         watch       silence and pace of nodes
     missing      how long nodes are waited for, why some are missing  addresses   whose they are, what names mean
@@ -30,6 +31,7 @@ typed     `node`, typed once per machine where there is no Slurm:
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
     conf         SLURM_CONF where it was lost on the way              ask          what the controller says of nodes
+    control      what the controller says of jobs; a requeue
 doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
 Below all:
     plan         who is which rank: pure, printable                   topology    flags against environment

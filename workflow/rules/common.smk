@@ -57,8 +57,10 @@ def config_args(wildcards):
     return CONFIG_ARGUMENTS
 
 
-def retry(wildcards, attempt):
-    return attempt
+def tries(wildcards, attempt):
+    """Which of Snakemake's attempts this is, and whether the Slurm job is there for it alone (not a notebook's, say)."""
+    own_job = " --requeue" if workflow.remote_exec else ""
+    return f"--retry {attempt}{own_job}"
 
 
 def nodes(wildcards):
@@ -174,5 +176,5 @@ EVERY_JOB = {
     "slurm_extra": slurm_extra,
     "machine": 1,
     "config_args": config_args,
-    "retry": retry,
+    "tries": tries,
 }

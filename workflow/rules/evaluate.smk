@@ -20,4 +20,4 @@ rule evaluate:
         python=sys.executable,
     shell:
         "{params.python:q} -m trainpkg launch evaluate {resources.config_args} --run {wildcards.run:q}"
-        " --retry {resources.retry} --out {output:q} 2>&1 | tee -i {log:q}"
+        " {resources.tries} --out {output:q} 2>&1 | tee -i {log:q}"

@@ -19,4 +19,4 @@ rule smoke:
         run=lambda wildcards: run_of(wildcards).run,
     shell:
         "{params.python:q} -m trainpkg launch smoke {resources.config_args} --run {params.run:q}"
-        " --retry {resources.retry} --out {output:q} 2>&1 | tee -i {log:q}"
+        " {resources.tries} --out {output:q} 2>&1 | tee -i {log:q}"

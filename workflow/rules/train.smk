@@ -23,4 +23,4 @@ rule train:
         fingerprint=fingerprint,
     shell:
         "{params.python:q} -m trainpkg launch train {resources.config_args} --run {wildcards.run:q}"
-        " --retry {resources.retry} --out {output:q} 2>&1 | tee -i {log:q}"
+        " {resources.tries} --out {output:q} 2>&1 | tee -i {log:q}"

@@ -44,12 +44,13 @@ def main(args: argparse.Namespace) -> int:
 def ask_nodes(config: Path | None) -> nodes.Report:
     """Start a doctor on each node of the job with srun. Raises UserError where there is no job or srun fails."""
     from trainpkg.launch.head import places
+    from trainpkg.launch.slurm import control
     from trainpkg.launch.slurm.allocation import read_allocation
 
     allocation = read_allocation(os.environ)
     if allocation is None:
         raise UserError("doctor --nodes looks at the nodes of a Slurm job: start it inside salloc or a batch script")
-    hosts = places.hosts_of_job(allocation, places.ask_slurm(allocation.job_id), None)
+    hosts = places.hosts_of_job(allocation, control.ask_slurm(control.own_name(os.environ)), None)
     command = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1", "--overlap"]
     command += [f"--cpus-per-task={allocation.cpus_per_task or 1}", "--cpu-bind=none", "--kill-on-bad-exit=0"]
     command += [sys.executable, "-m", "trainpkg", "doctor", "--one-node", *([f"--config={config}"] if config else [])]

@@ -22,8 +22,10 @@ import yaml
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
+from trainpkg.launch.head import history
 from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, Outcome
-from trainpkg.launch.spec import PRELOAD, Spec, Timeouts
+from trainpkg.launch.slurm.control import Life
+from trainpkg.launch.spec import ENTRY, PRELOAD, Spec, Timeouts
 
 STAGES = ("smoke", "train", "evaluate")
 FINISHED = "finished.json"
@@ -50,17 +52,6 @@ class Folder:
     @property
     def launches(self) -> Path:
         return self.home / "launch"
-
-    def attempts(self) -> list[int]:
-        """Numbers of the attempts so far, in order."""
-        if not self.launches.is_dir():
-            return []
-        return sorted(int(path.name) for path in self.launches.iterdir() if path.name.isdigit())
-
-    def last_attempt(self) -> dict[str, Any]:
-        """attempt.json of the last attempt; empty when there is none that can be read."""
-        numbers = self.attempts()
-        return _read_json(self.launches / str(numbers[-1]) / "attempt.json") if numbers else {}
 
 
 def set_aside_other_run(folder: Folder, run: Run) -> str:
@@ -119,7 +110,7 @@ def check_trained(folder: Folder, run: Run) -> None:
 def rewrite_if_finished(folder: Folder, run: Run) -> bool:
     """Give a finished training its output again (Snakemake deleted it to run the rule anew), without training."""
     kept = folder.home / FINISHED
-    if folder.stage != "train" or _read_json(kept).get("fingerprint") != run.fingerprint():
+    if folder.stage != "train" or history.read_json(kept).get("fingerprint") != run.fingerprint():
         return False
     publish(kept, folder.out)
     return True
@@ -141,20 +132,15 @@ def publish(source: Path, target: Path) -> None:
     beside.replace(target)
 
 
-def refuse_repetition(folder: Folder, retry: int) -> None:
-    """End a retry before it costs anything when the last attempt said that running again changes nothing."""
-    last = folder.last_attempt()
-    if retry > 1 and last.get("run_again") is False:
-        raise UserError(
-            f"attempt {last['attempt']} ended with {last.get('cause') or last.get('verdict')}, which another try does "
-            "not change. Mend it and start again",
-            status=DO_NOT_RUN_AGAIN,
-        )
+def refuse_repetition(folder: Folder, retry: int, life: Life | None = None) -> None:
+    """End a later try before it costs anything when it would change nothing."""
+    if why := history.why_not_again(folder.launches, folder.run_dir, retry, life):
+        raise UserError(f"{why}. Mend it and start again", status=DO_NOT_RUN_AGAIN)
 
 
 def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: Any) -> Spec:
     """The spec of the next attempt. `more` overrides fields (deadline, cpus_per_task, and what tests need)."""
-    attempt = (folder.attempts() or [0])[-1] + 1
+    attempt = (history.attempts(folder.launches) or [0])[-1] + 1
     launch = run.launch
     num_nodes = len(hosts)
     values: dict[str, Any] = {
@@ -200,7 +186,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
     return Spec(**(values | more))
 
 
-def open_attempt(spec: Spec, folder: Folder, run: Run) -> None:
+def open_attempt(spec: Spec, folder: Folder, run: Run, retry: int = 1, life: Life | None = None) -> None:
     """Write config.yaml, spec.json and the beginning of attempt.json."""
     Path(spec.launch_dir).mkdir(parents=True)
     tree = run.model_dump(mode="json") | {"fingerprint": run.fingerprint()}
@@ -211,40 +197,43 @@ def open_attempt(spec: Spec, folder: Folder, run: Run) -> None:
     publish(beside, Path(spec.config_path))
     beside.unlink()
     spec.write(Path(spec.launch_dir) / "spec.json")
-    _write_attempt(spec, {"start": time.time(), "verdict": None, "status": None})
+    begun = {
+        "stage": spec.stage,
+        "attempt": spec.attempt,
+        "slurm_job_id": spec.slurm_job_id,
+        "job": life.job if life else None,
+        "restarts": life.restarts if life else None,
+        "retry": retry,
+        "host": socket.gethostname(),
+        "hosts": spec.hosts,
+        "start": time.time(),
+        "saved_before": history.saved_step(folder.run_dir),
+        "counts_steps": spec.stage != "train" or spec.entry == ENTRY,
+        "verdict": None,  # as long as nobody wrote one, the attempt runs or was killed
+        "status": None,
+    }
+    _write_attempt(spec, begun)
 
 
-def close_attempt(spec: Spec, outcome: Outcome, run_again: bool) -> None:
+def close_attempt(spec: Spec, folder: Folder, outcome: Outcome) -> None:
     """Write the verdict into attempt.json."""
-    begun = _read_json(Path(spec.launch_dir) / "attempt.json")
-    _write_attempt(
-        spec,
-        {
-            "start": begun.get("start"),
-            "end": time.time(),
-            "verdict": outcome.verdict,
-            "status": outcome.status,
-            "cause": outcome.sentence or None,
-            "run_again": run_again,
-            "step_first": outcome.step_first,
-            "step_last": outcome.step_last,
-            "generations": outcome.generations,
-            "failure": dataclasses.asdict(outcome.failure) if outcome.failure else None,
-        },
-    )
+    ended = {
+        "end": time.time(),
+        "verdict": outcome.verdict,
+        "status": outcome.status,
+        "cause": outcome.sentence or None,
+        "run_again": outcome.run_again,
+        "step_first": outcome.step_first,
+        "step_last": outcome.step_last,
+        "saved_after": history.saved_step(folder.run_dir),
+        "generations": outcome.generations,
+        "failure": dataclasses.asdict(outcome.failure) if outcome.failure else None,
+    }
+    _write_attempt(spec, history.read_attempt(folder.launches, spec.attempt) | ended)
 
 
-def _write_attempt(spec: Spec, more: dict[str, Any]) -> None:
+def _write_attempt(spec: Spec, tree: dict[str, Any]) -> None:
     path = Path(spec.launch_dir) / "attempt.json"
-    head = {"stage": spec.stage, "attempt": spec.attempt, "slurm_job_id": spec.slurm_job_id}
     beside = path.with_name(".attempt.json")
-    beside.write_text(json.dumps(head | {"host": socket.gethostname(), "hosts": spec.hosts} | more, indent=1) + "\n")
+    beside.write_text(json.dumps(tree, indent=1) + "\n")
     beside.replace(path)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return tree if isinstance(tree, dict) else {}

@@ -1,7 +1,6 @@
 """The subcommand `launch`: one stage of one run on all its nodes, from the lock to the verdict. Once per job.
 
-It runs on the first node and holds the coordinator. Where it could run again by itself (requeue of its own Slurm job)
-is `Outcome.status` 75: the one place to put it is `_finish`.
+It runs on the first node and holds the coordinator. A job that should go on it puts back into Slurm's queue by itself.
 """
 
 from __future__ import annotations
@@ -25,14 +24,16 @@ from trainpkg.launch import processes
 from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head import attempt, command, lock, places, settings
 from trainpkg.launch.head.attempt import STAGES, Folder
-from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome
+from trainpkg.launch.head.conduct import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome
 from trainpkg.launch.head.examine import examine
 from trainpkg.launch.head.lock import Lock
 from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
+from trainpkg.launch.head.requeue import put_back
 from trainpkg.launch.head.rollcall import Coordinator
-from trainpkg.launch.head.screen import Screen, SharedScreen, make_screen
-from trainpkg.launch.slurm import ask, conf
+from trainpkg.launch.head.screen import Recorded, Screen, SharedScreen, make_screen
+from trainpkg.launch.head.words import introduction, last_words
+from trainpkg.launch.slurm import ask, conf, control
 from trainpkg.launch.slurm.allocation import Allocation, read_allocation
 from trainpkg.launch.spec import Spec
 
@@ -47,13 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", required=True, help="name of the run (for smoke: of any run with that topology)")
     parser.add_argument("--out", type=Path, required=True, help="the file that says that the stage is done")
     parser.add_argument("--retry", type=int, default=1, help="Snakemake's attempt, from 1; a later one may be refused")
+    parser.add_argument(
+        "--requeue",
+        action="store_true",
+        help="this Slurm job is there for this launch alone: put it back into the queue when the run is to go on",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     from trainpkg import sheet
 
     run = sheet.load(sheet.config_of(args)).run(args.run)
-    return launch(run, args.stage, args.out, retry=args.retry)
+    return launch(run, args.stage, args.out, retry=args.retry, requeue=args.requeue)
 
 
 def launch(
@@ -64,6 +70,7 @@ def launch(
     where: str | None = None,
     retry: int = 1,
     endpoint: Endpoint | None = None,
+    requeue: bool = False,
     **overrides: Any,
 ) -> int:
     """Run a stage and return its exit status; everything else is in the files of the run and on the screen.
@@ -72,35 +79,31 @@ def launch(
     nodes are typed by people and call it.
     """
     folder = Folder.of(stage, out)
-    screen = make_screen()
+    screen: Screen = make_screen()
     if found := conf.find(os.environ, conf.ancestor_environments()):
         os.environ["SLURM_CONF"] = found  # for srun and scontrol, wherever this process calls them
-    job = os.environ.get("SLURM_JOB_ID")
-    with lock.acquire(folder.home, job=job, wait=False) as held:
+    life = control.own_life(os.environ)
+    with lock.acquire(folder.home, life) as held:
         attempt.check_trained(folder, run)
         if aside := attempt.set_aside_other_run(folder, run):
             screen.say(f"the config of run {run.run!r} has changed what it computes: the old run went to {aside}")
         if attempt.rewrite_if_finished(folder, run):
             screen.say(f"run {run.run!r} is finished already; {out} is written again, nothing is trained")
             return 0
-        attempt.refuse_repetition(folder, retry)
+        attempt.refuse_repetition(folder, retry, life)
         if endpoint is not None:
             overrides |= typed_fields(endpoint)
         spec, job_hosts = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
-        attempt.open_attempt(spec, folder, run)
-        if job and spec.where == "local" and (where or run.launch.where) == "auto":
-            screen.say(
-                f"warning: this is Slurm job {job}, but there is no srun here: all nodes are simulated on this one"
-            )
-        if spec.where == "slurm" and spec.cpus_per_task < run.slurm.cpus_per_task:
-            asked = run.slurm.cpus_per_task
-            screen.say(
-                f"warning: slurm.cpus_per_task is {asked}, but job {job} has {spec.cpus_per_task} CPU(s) per node"
-            )
-        screen.say(f"{spec.tag}: {spec.num_nodes} node(s) by {spec.where}, logs in {spec.launch_dir}")
+        attempt.open_attempt(spec, folder, run, retry, life)
+        screen = Recorded(screen, Path(spec.launch_dir) / "launch.log")
+        for line in introduction(spec, run, folder, life, where or run.launch.where):
+            screen.say(line)
         work = Job(spec, screen, held, job_hosts, endpoint)
         outcome = asyncio.run(work.run())
-        return _finish(work.spec, folder, outcome, screen)
+        status = _finish(work.spec, folder, outcome, screen)
+        if status == AGAIN and requeue:
+            put_back(run.slurm.requeue, life, held, screen)
+        return status
 
 
 def plan_attempt(
@@ -116,14 +119,14 @@ def plan_attempt(
     if where == "auto" and allocation is not None and shutil.which("srun") is None and num_nodes > 1:
         raise UserError(
             f"launch.nodes = {num_nodes} in Slurm job {allocation.job_id}, but there is no srun in PATH here. "
-            f"{places.OUTSIDE}; launch.where: local simulates the nodes on this machine"
+            f"{control.OUTSIDE}; launch.where: local simulates the nodes on this machine"
         )
     if where == "auto" and (allocation is None or shutil.which("srun") is None):
         allocation = None
     if allocation is None:
         hosts = [f"sim{index}" for index in range(num_nodes)]
         return attempt.make_spec(run, folder, hosts, "local", **overrides), []
-    fields = places.ask_slurm(allocation.job_id)
+    fields = control.ask_slurm(control.own_name(env))
     hosts = places.hosts_of_job(allocation, fields, num_nodes)
     more = {
         "slurm_job_id": allocation.job_id,
@@ -268,7 +271,7 @@ def _finish(spec: Spec, folder: Folder, outcome: Outcome, screen: Screen) -> int
     """Write the verdict, say it, and return the exit status."""
     if outcome.verdict == "finished":
         attempt.keep_finished(folder)
-    attempt.close_attempt(spec, outcome, run_again=outcome.run_again)
+    attempt.close_attempt(spec, folder, outcome)
     found = outcome.failure
     if found is not None and found.traceback:
         screen.say(found.traceback.rstrip())
@@ -283,10 +286,3 @@ def require_output(spec: Spec, outcome: Outcome) -> None:
     if outcome.verdict == "finished" and not Path(spec.out).is_file():
         outcome.verdict, outcome.status = "failed", 1
         outcome.sentence = f"the ranks say that they are done, but {spec.out} is not there"
-
-
-def last_words(spec: Spec, outcome: Outcome) -> str:
-    """The line that ends what people see."""
-    steps = "" if outcome.step_last is None else f" at step {outcome.step_last}"
-    text = outcome.sentence or f"{spec.stage} of {spec.run}: {outcome.verdict}{steps}"
-    return text if outcome.status == 0 else f"{outcome.verdict}: {text} (status {outcome.status})"

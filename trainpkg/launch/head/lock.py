@@ -1,8 +1,9 @@
 """One writer per run directory: a lock file that names the job holding it, with a beat.
 
 Created with O_EXCL and replaced by rename, never flock, which some network file systems do not keep. A holder that is a
-Slurm job is alive as long as Slurm says so. Where Slurm cannot answer, a process that is gone from this host, or three
-beats missed on the reader's own clock (hosts' clocks differ), free the lock.
+Slurm job is alive as long as Slurm says so: queued again it will go on. Its own later life takes the lock over at once.
+Where there is no Slurm to ask, a process that is gone from this host, or three beats missed on the reader's own clock
+(hosts' clocks differ), free the lock; where Slurm does not answer for a while, nobody takes anything over.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,12 +22,19 @@ from types import TracebackType
 from typing import Any
 
 from trainpkg.errors import UserError
+from trainpkg.launch.head.conduct import AGAIN, DO_NOT_RUN_AGAIN
+from trainpkg.launch.slurm.control import Life, NoAnswerError, job_state
 
 BEAT_S = 5.0
 MISSED_BEATS = 3
-ENDED_STATES = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
-}  # fmt: skip
+SLURM_PATIENCE_S = 300.0  # a controller that restarts is back by then
+# All other states live, among them PENDING (requeued), REQUEUE_HOLD, SUSPENDED, CONFIGURING, COMPLETING (processes may
+# be left), REVOKED (runs elsewhere in the federation).
+ENDED_STATES = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+)
+# Slurm has lost a node or forgotten the job: processes that it does not see may still write.
+UNSURE_STATES = frozenset({"NODE_FAIL", ""})
 
 
 class Lock:
@@ -39,6 +46,7 @@ class Lock:
     def __init__(self, path: Path, holder: dict[str, Any]) -> None:
         self.path, self.holder = path, holder
         self.lost = threading.Event()
+        self.kept = False  # leave the file in its place, for the next life of this job
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock-beat", daemon=True)
         self._thread.start()
@@ -47,7 +55,8 @@ class Lock:
         while not self._ended.wait(BEAT_S):
             try:
                 held = _read(self.path)
-                if held is not None and held.get("token") != self.holder["token"]:
+                # an earlier life of this job, on a node that Slurm had given up, may still write over the file
+                if held is not None and held.get("token") != self.holder["token"] and not _earlier(held, self.holder):
                     self.lost.set()
                     return
                 self.holder["beat"] += 1
@@ -57,11 +66,11 @@ class Lock:
                 print(f"trainpkg: lock {self.path}: no beat written: {error.strerror}", file=sys.stderr)
 
     def release(self) -> None:
-        """Remove the file, unless it names another holder by now."""
+        """Remove the file, unless it is kept or names another holder by now."""
         self._ended.set()
         self._thread.join()
         held = _read(self.path)
-        if held is not None and held.get("token") == self.holder["token"]:
+        if held is not None and held.get("token") == self.holder["token"] and not self.kept:
             self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Lock:
@@ -73,43 +82,41 @@ class Lock:
         self.release()
 
 
-def acquire(run_dir: Path, *, job: str | None, wait: bool) -> Lock:
-    """Take the lock of a run directory for this process (and the Slurm job it belongs to).
+def acquire(run_dir: Path, life: Life | None) -> Lock:
+    """Take the lock of a run directory for this process (and the Slurm job that it is part of).
 
-    A living holder is waited for (and named once) when `wait`, else UserError with status 78, "do not run again".
+    Raises:
+        UserError: the holder lives (status 78, "do not run again"), or nobody can say (75, "run again").
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / "lock"
     holder = {
         "token": secrets.token_hex(8),
-        "job": job,
+        "job": life.job if life else None,
+        "cluster": life.cluster if life else None,
+        "restarts": life.restarts if life else None,
+        "job_name": life.name if life else None,
+        "user": life.user if life else None,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "pid_started": _process_start(os.getpid()),
         "beat": 0,
         "beat_unix_s": time.time(),
     }
-    told = False
     while not _create(path, holder):
         held = _read(path)
         if held is None or (held.get("token") is None and not _beats(path)):  # gone meanwhile, or empty for good
             if held is not None:
                 _take_away(path, held)
             continue
-        if not _alive(path, held, job):
-            print(f"trainpkg: {path}: its holder ({describe(held)}) has gone; taking over", file=sys.stderr)
-            _take_away(path, held)
-            continue
-        if not wait:
+        if alive := _alive(path, held, holder):
             raise UserError(
-                f"{path}: this run is being written by {describe(held)}, which is alive; two writers would spoil it. "
-                "Nothing was started. When that job has ended, start Snakemake again: it goes on from there.",
-                status=78,
+                f"{path}: this run is being written by {describe(held)}, which is alive ({alive}); two writers would "
+                "spoil it. Nothing was started. When that job has ended, start Snakemake again: it goes on from there.",
+                status=DO_NOT_RUN_AGAIN,
             )
-        if not told:
-            print(f"trainpkg: {path}: waiting for {describe(held)}, which is writing this run", file=sys.stderr)
-            told = True
-        time.sleep(BEAT_S if held.get("job") else min(BEAT_S, 1.0))  # each look at a job asks Slurm
+        print(f"trainpkg: {path}: its holder ({describe(held)}) has gone; taking over", file=sys.stderr)
+        _take_away(path, held)
     return Lock(path, holder)
 
 
@@ -166,16 +173,53 @@ def _take_away(path: Path, held: dict[str, Any]) -> None:
     aside.unlink(missing_ok=True)
 
 
-def _alive(path: Path, held: dict[str, Any], own_job: str | None) -> bool:
-    same_host = held.get("host") == socket.gethostname()
-    if same_host and held.get("pid_started") != _process_start(int(held.get("pid") or 0)):
-        return False
-    job = held.get("job")
-    if job and job != own_job:
-        state = job_state(str(job))
-        if state is not None:
-            return state not in ENDED_STATES
-    return same_host or _beats(path)  # an own job's earlier life on another host (requeue) has stopped beating
+def _same_job(held: dict[str, Any], own: dict[str, Any]) -> bool:
+    return own["job"] is not None and (held.get("job"), held.get("cluster")) == (own["job"], own["cluster"])
+
+
+def _earlier(held: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Whether the holder is an earlier life of our own job: Slurm ended it before it began ours."""
+    before, now = held.get("restarts"), own["restarts"]
+    return _same_job(held, own) and before is not None and now is not None and before < now
+
+
+def _alive(path: Path, held: dict[str, Any], own: dict[str, Any]) -> str:
+    """How we know that the holder lives; empty when it does not."""
+    if _earlier(held, own):
+        return ""
+    state = None if held.get("job") is None or _same_job(held, own) else _ask_patiently(path, held, own)
+    if state in ENDED_STATES:
+        return ""
+    if state in UNSURE_STATES:
+        return "its lock still beats" if _beats(path) else ""
+    if held.get("host") == socket.gethostname():
+        # RUNNING: a job of several steps, one of which was this. In any other state the job is to go on.
+        gone = held.get("pid_started") != _process_start(int(held.get("pid") or 0)) and state in (None, "RUNNING")
+        return "" if gone else state or "its process is there"
+    return state or ("its lock beats" if _beats(path) else "")
+
+
+def _ask_patiently(path: Path, held: dict[str, Any], own: dict[str, Any]) -> str | None:
+    """Slurm's state of the holder's job. A controller that is down for a minute is waited for."""
+    elsewhere = held.get("cluster") or ""
+    if not own["cluster"] or elsewhere == own["cluster"]:
+        elsewhere = ""
+    who = str(held.get("job_name") or ""), str(held.get("user") or "")
+    end = time.monotonic() + SLURM_PATIENCE_S
+    while True:
+        try:
+            return job_state(str(held["job"]), str(elsewhere), *who)
+        except NoAnswerError as error:
+            if time.monotonic() >= end:
+                raise UserError(
+                    f"{path}: this run is being written by {describe(held)}, and Slurm has not said for "
+                    f"{SLURM_PATIENCE_S:g} s whether that job lives ({error}). Nothing was started. Where it is surely "
+                    "gone, remove that file",
+                    status=AGAIN,
+                ) from error
+            print(f"trainpkg: {path}: waiting for Slurm to tell of {describe(held)}: {error}", file=sys.stderr)
+            if _beats(path):
+                return "its lock beats"
 
 
 def _beats(path: Path) -> bool:
@@ -187,20 +231,6 @@ def _beats(path: Path) -> bool:
         if _read(path) != before:
             return True
     return False
-
-
-def job_state(job: str) -> str | None:
-    """Slurm's state of a job, "GONE" spelled as COMPLETED where Slurm no longer knows it; None: Slurm cannot answer."""
-    try:
-        asked = subprocess.run(
-            ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"],
-            capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if asked.returncode == 0:
-        return asked.stdout.split()[0] if asked.stdout.split() else "COMPLETED"
-    return "COMPLETED" if "Invalid job id" in asked.stderr else None
 
 
 def _process_start(pid: int) -> str | None:

@@ -30,9 +30,6 @@ from trainpkg.launch.spec import Spec
 # srun is told its geometry and looks the rest up: what batch and outer steps left in the environment contradicts it
 KEPT_SLURM = frozenset({"SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JWT"})
 TELLING = re.compile(r"error|No module named")
-OUTSIDE = (
-    "`launch` runs outside of containers, where Slurm's commands are; launch.wrapper takes nodes' processes into one"
-)
 
 
 class Nodes(Protocol):
@@ -84,24 +81,6 @@ def srun_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without what Slurm put there for another step."""
     foreign = re.compile(r"(SLURM|SRUN|SBATCH|SALLOC)_")
     return {name: value for name, value in env.items() if not foreign.match(name) or name in KEPT_SLURM}
-
-
-def ask_slurm(job_id: str) -> dict[str, str]:
-    """The fields of `scontrol show job`: a rule's shell under Snakemake knows the job's number and nothing else."""
-    command = ["scontrol", "show", "job", job_id, "--oneliner"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except FileNotFoundError as error:
-        raise UserError(f"SLURM_JOB_ID is {job_id}, but there is no scontrol in PATH here. {OUTSIDE}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"SLURM_JOB_ID is {job_id}, but `{' '.join(command)}` does not answer: {error}") from error
-    if asked.returncode != 0:
-        said = (asked.stderr or asked.stdout).strip()
-        raise UserError(
-            f"SLURM_JOB_ID is {job_id}, but `{' '.join(command)}` says {said!r}. Inside somebody else's job, "
-            "launch.where: local starts the ranks on this machine alone; a slurm.conf not found needs SLURM_CONF"
-        )
-    return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", asked.stdout.splitlines()[0]))
 
 
 def gpus_of_exclusive_job(fields: Mapping[str, str], hosts: list[str]) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 FILE_EVERY_S = 10.0
@@ -82,6 +84,21 @@ class SharedScreen:
 
     def progress(self, step: int, total: int | None) -> None:
         self._own.progress(step, total)
+
+
+class Recorded:
+    """A screen whose lines also stay in a file of the attempt: Snakemake empties its own log when a job starts anew."""
+
+    def __init__(self, screen: Screen, path: Path) -> None:
+        self._screen, self._path = screen, path
+
+    def say(self, text: str) -> None:
+        self._screen.say(text)
+        with contextlib.suppress(OSError), self._path.open("a") as file:  # a full disk ends no run
+            file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def progress(self, step: int, total: int | None) -> None:
+        self._screen.progress(step, total)
 
 
 def make_screen() -> PlainScreen | TerminalScreen:
