@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 
+from trainpkg.launch.head.conduct import Outcome
 from trainpkg.launch.head.failure import Record, find_cause, rank_record
 
 
@@ -55,7 +57,10 @@ def test_the_earliest_cause_wins_over_earlier_victims() -> None:
         ]
     )
     assert (found.rank, found.kind, found.status) == (2, "exception", 1)
-    assert found.sentence == "rank 2 on node 1 (n2) raised ValueError at step 4: first line; 1 other rank lost its peer"
+    assert found.sentence == (
+        "rank 2 on node 1 (n2) raised ValueError at step 4: first line; 1 other rank lost its peer; "
+        "rank 3 on node 1 (n2) failed too, 0.10 s later: SIGSEGV"
+    )
     assert [victim["rank"] for victim in found.victims] == [0, 3, 1]
 
 
@@ -92,6 +97,83 @@ def test_only_ones_own_doing_at_the_same_step_repeats() -> None:
     assert find_cause([record("exception", 9, 2, type="ValueError", step=5)]).repeats(first)
     assert not find_cause([record("exception", 9, 2, type="ValueError", step=6)]).repeats(first)
     assert not find_cause([record("exception", 9, 1, type="ValueError", step=5)]).repeats(first)
-    killed = find_cause([record("signal", 0, 2, signal=9, step=5)])
-    assert not killed.repeats(killed)
     assert not first.repeats(None)
+
+
+@pytest.mark.parametrize(("signum", "by_hand"), [(signal.SIGSEGV, False), (signal.SIGKILL, True)])
+def test_a_death_by_signal_at_the_same_step_repeats_but_may_have_come_from_outside(signum: int, by_hand: bool) -> None:
+    first = find_cause([record("signal", 0, 2, signal=signum, step=5)])
+    again = find_cause([record("signal", 9, 2, signal=signum, step=5)])
+    assert again.repeats(first)
+    assert Outcome("failed", 1, again, repeated=True).run_again is by_hand
+    assert not find_cause([record("signal", 9, 2, signal=signum, step=6)]).repeats(first)
+    assert not find_cause([record("signal", 9, 2, signal=signal.SIGBUS, step=5)]).repeats(first)
+
+
+def memory(**more: Any) -> dict[str, Any]:
+    known = {"cgroup": "/slurm/job_7", "oom_kills": 0, "limit_mb": 4000, "peak_mb": 812, "host_oom_kills": 0}
+    return {"memory": known | more}
+
+
+@pytest.mark.failure("F096")
+@pytest.mark.parametrize(
+    ("told", "kind", "words"),
+    [
+        (memory(oom_kills=1, peak_mb=4000), "oom",
+         "was killed by the kernel at step 7: out of memory (cgroup /slurm/job_7 limit 4000 MB, peak 4000 MB)"),
+        (memory(), "signal", "was killed by SIGKILL at step 7, not by us: no sign that memory ran out (cgroup "
+         "/slurm/job_7 limit 4000 MB, peak 812 MB, no OOM kill counted)"),
+        (memory(oom_kills=None, host_oom_kills=2), "signal", "the kernel ended 2 process(es) of that host"),
+        ({}, "signal", "whether memory ran out cannot be told"),
+    ],
+)  # fmt: skip
+def test_a_kill_without_a_word_is_told_with_the_kernels_evidence(told: dict[str, Any], kind: str, words: str) -> None:
+    killed = rank_record(ended(signal=9, **told), 1, "n2", 1.0)
+    assert killed is not None
+    found = find_cause([record("exception", 1.1, 1, type="RuntimeError"), killed])
+    assert (found.rank, found.kind, found.status) == (0, kind, 137)
+    assert words in found.sentence
+
+
+def test_exceptions_for_want_of_memory_tell_how_much_was_asked_for() -> None:
+    text = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
+    one = rank_record(ended(exit_code=1, exception=raised(error_type="OutOfMemoryError", message=text)), 1, "n2", 0.0)
+    assert one is not None
+    found = find_cause([one])
+    assert (found.kind, found.status) == ("oom", 1)
+    assert "ran out of memory at step 8 (OutOfMemoryError, 20.00 GiB asked for): CUDA out of memory" in found.sentence
+    silent = rank_record(ended(exit_code=1, last_lines=["Traceback", f"torch.OutOfMemoryError: {text}"]), 1, "n2", 0.0)
+    assert silent is not None
+    assert (silent.kind, silent.type) == ("oom", "torch.OutOfMemoryError")
+
+
+@pytest.mark.failure("F096")
+def test_an_abort_by_torchs_watchdog_is_a_lost_peer() -> None:
+    line = "what(): [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=199)"
+    victim = rank_record(ended(signal=6, lost_peer=line), 1, "n2", 0.0)
+    own = rank_record(ended(signal=6), 1, "n2", 0.0)
+    assert victim is not None
+    assert own is not None
+    assert (victim.kind, own.kind) == ("lost_peer", "signal")
+    assert find_cause([victim, record("signal", 5.0, 1, signal=9)]).signal == 9
+
+
+@pytest.mark.failure("F096")
+def test_an_unknown_exception_in_a_collective_yields_to_any_other_cause() -> None:
+    early = rank_record(ended(rank=1, exit_code=1, exception=raised(collective=True)), 0, "n1", 1.0)
+    assert early is not None
+    assert find_cause([early, record("signal", 1.4, 3, signal=9)]).rank == 3
+    alone = find_cause([early, record("lost_peer", 1.1, 2)])
+    assert (alone.rank, alone.kind) == (1, "collective")
+    assert "raised RuntimeError at step 8 in a collective operation: boom; 1 other rank lost its peer" in alone.sentence
+
+
+def test_a_program_that_does_not_report_is_read_from_its_log() -> None:
+    lines = ["Traceback (most recent call last):", "ValueError: lr must be positive"]
+    own = rank_record(ended(exit_code=1, step=None, last_lines=lines), 1, "n2", 0.0)
+    assert own is not None
+    assert "exited with status 1 before its first step: ValueError: lr must be positive" in find_cause([own]).sentence
+    closed = "RuntimeError: Connection closed by peer [127.0.0.1]:7"
+    victim = rank_record(ended(exit_code=1, last_lines=[closed], lost_peer=closed), 1, "n2", 0.0)
+    assert victim is not None
+    assert victim.kind == "lost_peer"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +21,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
+from trainpkg.last_words import lost_peer
 from trainpkg.runtime.report import Reporter
 from trainpkg.runtime.signals import StopRequest
 
@@ -202,25 +204,6 @@ def require_equal(ctx: RankContext, what: str, value: Any) -> None:
             )
 
 
-_LOST_PEER_TEXTS = (
-    "Connection reset by peer",
-    "Connection closed by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Timed out waiting",
-    "wait timeout after",
-    "Socket Timeout",
-    "Failed to recv",
-    "Application timeout caused pair closure",
-    "connectFullMesh failed",
-    "worker hanging",
-    "ncclRemoteError",
-    "ncclSystemError",
-    "NCCL communicator was aborted",
-    "Watchdog caught collective operation timeout",
-)
-
-
 def is_lost_peer(error: BaseException) -> bool:
     """Whether the error says that another rank is gone or silent: then this rank is a victim, not the cause."""
     if isinstance(error, (dist.DistStoreError, dist.DistNetworkError)):
@@ -229,4 +212,13 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(failures, dict):
         inner = [failure[0] for failure in failures.values() if isinstance(failure, tuple)]
         return bool(inner) and all(is_lost_peer(one) for one in inner if isinstance(one, BaseException))
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST_PEER_TEXTS)
+    return isinstance(error, RuntimeError) and lost_peer(str(error))
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether the exception came out of a collective operation: it may be another rank's doing."""
+    if isinstance(error, dist.DistError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = frames[-1] if frames else None
+    return inner is not None and ("torch/distributed/" in inner.filename or inner.name == "_engine_run_backward")

@@ -20,7 +20,7 @@ import yaml
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime.distributed import connect, context_from_environment, is_lost_peer
+from trainpkg.runtime.distributed import connect, context_from_environment, is_collective, is_lost_peer
 from trainpkg.runtime.report import Reporter
 from trainpkg.runtime.signals import StopRequest
 
@@ -105,7 +105,7 @@ def report_exception(reporter: Reporter, error: BaseException) -> int:
         print(f"trainpkg: error: {error}", file=sys.stderr, flush=True)
     else:
         print(text, file=sys.stderr, flush=True)
-    reporter.exception(error, text, victim=victim, user_error=user_error)
+    reporter.exception(error, text, victim=victim, user_error=user_error, collective=is_collective(error))
     if user_error:
         return USER_ERROR
     return LOST_PEER if victim else EXCEPTION

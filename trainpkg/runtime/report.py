@@ -62,8 +62,12 @@ class Reporter:
     def saved(self, step: int) -> None:
         self._send({"event": "saved", "step": step})
 
-    def exception(self, error: BaseException, traceback: str, victim: bool, user_error: bool) -> None:
-        """`victim`: the error is a lost peer, so another rank is the cause; `user_error`: its text says what to do."""
+    def exception(
+        self, error: BaseException, traceback: str, victim: bool, user_error: bool, collective: bool = False
+    ) -> None:
+        """`victim`: the error is a lost peer, so another rank is the cause; `user_error`: its text says what to do;
+        `collective`: it came out of a collective operation, so it may be a lost peer in words that nobody knows.
+        """
         self._send(
             {
                 "event": "exception",
@@ -73,6 +77,7 @@ class Reporter:
                 "step": self.step_now,
                 "victim": victim,
                 "user_error": user_error,
+                "collective": collective,
             }
         )
 

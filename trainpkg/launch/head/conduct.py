@@ -45,7 +45,8 @@ class Outcome:
     @property
     def run_again(self) -> bool:
         """Whether another attempt may end otherwise."""
-        own_fault = self.failure is not None and (self.failure.kind == "user_error" or self.repeated)
+        found = self.failure
+        own_fault = found is not None and (found.kind == "user_error" or (self.repeated and not found.from_outside))
         return self.verdict != "stuck" and not own_fault
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from trainpkg.launch.facts import MAX_NAMED, NodeFacts
 from trainpkg.launch.head import failure
 from trainpkg.launch.head.failure import Record
+from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import Spec
@@ -101,7 +102,7 @@ class Generation:
         if record.kind != "node_lost":
             return record
         signum = self.node_signal(record.node)
-        killed = "" if signum is None else f", killed by {failure.signal_name(signum)}"
+        killed = "" if signum is None else f", killed by {signal_name(signum)}"
         return dataclasses.replace(record, signal=signum, message=record.message + killed)
 
     def _host(self, node: int) -> str:

@@ -20,7 +20,7 @@ import trainpkg
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes
 from trainpkg.launch.head.command import NODE_RANK
-from trainpkg.launch.head.failure import signal_name
+from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.step import Step
 from trainpkg.launch.node.ranks import last_lines
 from trainpkg.launch.slurm.allocation import Allocation

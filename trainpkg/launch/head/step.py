@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from trainpkg.launch.head.failure import signal_name
+from trainpkg.launch.head.sentences import signal_name
 
 BUSY = re.compile(r"step creation (temporarily|still) disabled")
 CREATED = re.compile(r"Step created for")

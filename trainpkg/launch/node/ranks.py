@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from trainpkg.errors import UserError
-from trainpkg.launch import processes, unix
+from trainpkg.last_words import lost_peer_line
+from trainpkg.launch import memory, processes, unix
 from trainpkg.launch.start.guards import Hear
 from trainpkg.launch.start.starter import Ended
 from trainpkg.launch.wire import Message, shorten
 
 LAST_WORDS_S = 0.3  # for the report's end after a rank's; a forked worker of it may hold the socket open
 MAX_TEXT = 12_000
+MAX_LOG_END = 64_000  # an abort of torch's writes some dozen frames of C++ after the line that tells why
 MAX_LINES = 20
 
 
@@ -41,6 +44,8 @@ class LocalRank:
     raised: bool = False
     ended: Ended | None = None
     connected: bool = False
+    cgroup: memory.Place | None = None
+    memory_before: memory.Reading | None = None
     silent: asyncio.Event = field(default_factory=asyncio.Event)  # its report has come to its end
 
 
@@ -80,7 +85,10 @@ class Ranks:
         self.empty.clear()
 
     def started(self, rank: int, pid: int) -> None:
-        self.ranks[rank].pid = pid
+        it = self.ranks[rank]
+        it.pid = pid
+        it.cgroup = memory.find(pid)
+        it.memory_before = memory.read(it.cgroup)
         if self.stopping:  # the order to end came while it was being born
             self.signal_all(signal.SIGKILL)
 
@@ -145,6 +153,7 @@ class Ranks:
             await asyncio.sleep(0.02)  # a connection that is still in the backlog is accepted first
         rank.ended = ended
         good = rank.done and ended.exit_code in (0, 75)
+        bad: Message = {} if good else self._evidence(rank)
         self.tell(
             {
                 "type": "ended",
@@ -157,11 +166,19 @@ class Ranks:
                 "done": rank.done,
                 "stopped": stopped,
                 "age_s": round(time.monotonic() - now, 4),
-                "last_lines": [] if good else last_lines(rank.log),
             }
+            | bad
         )
         if all(other.ended for other in self.ranks.values()):
             self.empty.set()
+
+    def _evidence(self, rank: LocalRank) -> Message:
+        """What its log and its memory cgroup tell of an end."""
+        log = log_end(rank.log)
+        told = {"last_lines": end_of(log), "lost_peer": lost_peer_line(log)[:500]}
+        if rank.cgroup is None or rank.memory_before is None:
+            return told
+        return told | {"memory": dataclasses.asdict(memory.read(rank.cgroup).since(rank.memory_before))}
 
     def forget_unborn(self) -> None:
         """Ranks that were never started will not end: count them as gone."""
@@ -202,12 +219,21 @@ class Ranks:
                 await asyncio.wait_for(self.empty.wait(), 1.0)
 
 
-def last_lines(path: Path, count: int = MAX_LINES) -> list[str]:
-    """The last lines of a log, each cut; empty when there is none."""
+def log_end(path: Path) -> str:
+    """The end of a log; empty when there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_TEXT))
-            text = file.read().decode(errors="replace")
+            file.seek(max(0, path.stat().st_size - MAX_LOG_END))
+            return file.read().decode(errors="replace")
     except OSError:
-        return []
-    return shorten("\n".join(line[:500] for line in text.splitlines()[-count:]), MAX_TEXT).splitlines()
+        return ""
+
+
+def last_lines(path: Path) -> list[str]:
+    """The last lines of a log, each cut; empty when there is none."""
+    return end_of(log_end(path))
+
+
+def end_of(text: str) -> list[str]:
+    """The last lines of a text, each cut."""
+    return shorten("\n".join(line[:500] for line in text.splitlines()[-MAX_LINES:]), MAX_TEXT).splitlines()
