@@ -30,9 +30,10 @@ class SlurmLaunch:
         launch: dict[str, Any],
         *options: str,
         more: dict[str, Any] | None = None,
+        under: str = "",
         **environment: str,
     ) -> None:
-        """`options` are sbatch's; `more` says more of the launch, such as `requeue`."""
+        """`options` are sbatch's; `more` says more of the launch, such as `requeue`; `under`: words before it."""
         self.lab, self.folder = lab, folder
         self.out = folder / "run/train.json"
         spec = {"entry": "tests.distributed.entries:steps", "preload": ["json"]}
@@ -40,7 +41,7 @@ class SlurmLaunch:
         tested = [f"{name}={value}" for name, value in environment.items()]
         command = ["env", "-i", *tested, "OMP_NUM_THREADS=2", "PATH=$PATH", "SLURM_JOB_ID=$SLURM_JOB_ID"]
         command += [sys.executable, "-m", "tests.distributed.launched", str(self.out), shlex.quote(json.dumps(given))]
-        script = f"cd {CHECKOUT}\n{' '.join(command)}\nstatus=$?\necho $status > {folder}/status\nexit $status\n"
+        script = f"cd {CHECKOUT}\n{under}{' '.join(command)}\nstatus=$?\necho $status > {folder}/status\nexit $status\n"
         self.job = lab.sbatch(
             script, f"--output={folder}/out", "--ntasks-per-node=1", "--cpus-per-task=2", *options, cwd=folder
         )

@@ -132,7 +132,8 @@ def _line(spec: Spec, number: str) -> str:
 
 def _ended(spec: Spec, index: int, number: str, status: str) -> str:
     line = _line(spec, number)
-    said = last_lines(spec.generation_dir(0) / f"node-{index}.log")
+    log = last_lines(spec.generation_dir(0) / f"node-{index}.log")
+    said = [text for text in log if not text.startswith("trainpkg: error: ")]  # that is the shell's own report
     words = f"; it said: {said[-1]}" if said else ""
     advice = ""
     if status == "127" and "module" in line:
