@@ -28,7 +28,7 @@ def test_prologue_wrapper_and_srun_args_on_two_nodes(lab: Lab, shared_dir: Path)
         "env_prepend": {"PATH": "/opt/site"},
         "srun_args": f"--chdir={shared_dir} --gpus-per-node=3",
     }
-    hide = "mount -t tmpfs none /etc/slurm; \"$@\"; exit $?"  # a shell stays above `launch`, as Snakemake does
+    hide = 'mount -t tmpfs none /etc/slurm; "$@"; exit $?'  # a shell stays above `launch`, as Snakemake does
     under = f"SLURM_CONF={elsewhere}/slurm.conf unshare --mount sh -c '{hide}' sh "
     good = SlurmLaunch(lab, shared_dir / "good", site, "--nodes=2", "--gres=gpu:4", under=under)
     bad = SlurmLaunch(lab, shared_dir / "bad", TWO | {"prologue": ["[ $SLURM_NODEID = 0 ]"]}, "--nodes=2")

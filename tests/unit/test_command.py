@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.test_rollcall import make_spec
+from tests.unit.test_rollcall import make_facts, make_spec
+from trainpkg.launch.facts import RollCallError
 from trainpkg.launch.head import command, places
+from trainpkg.launch.head.command import OnTheWay
+from trainpkg.launch.head.missing import Waiting
 from trainpkg.launch.spec import Spec
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
@@ -127,6 +132,23 @@ def test_a_run_directory_that_a_node_does_not_see_is_no_end(tmp_path: Path) -> N
     assert done.returncode == 0
     assert done.stdout.startswith("words\n[")
     assert done.stderr == ""
+
+
+def test_a_node_in_its_prologue_is_waited_for_as_long_as_a_start_may_take() -> None:
+    """The roll call's time counts from the first answer, and not for nodes that are still loading modules."""
+    there = {0: make_facts(0)}
+    busy = OnTheWay(busy={1: "node 1 (n2), which is in line 1 of launch.prologue ('sleep 60'),"})
+    waiting = Waiting(make_spec(2), lambda text: None)
+    waiting.answered()
+    waiting.deadline_s = time.monotonic() - 1
+    asyncio.run(waiting.check(there, "", busy))
+    with pytest.raises(RollCallError, match="node 1 "):
+        waiting.deadline_s = time.monotonic() - 1
+        asyncio.run(waiting.check(there, "", OnTheWay()))
+    waiting.begin_s -= waiting.spec.timeouts.start_s
+    with pytest.raises(RollCallError, match=r"line 1 of launch.prologue \('sleep 60'\), did not answer the roll call"):
+        waiting.deadline_s = time.monotonic() - 1
+        asyncio.run(waiting.check(there, "", busy))
 
 
 def test_the_command_of_a_node(tmp_path: Path) -> None:
