@@ -7,6 +7,7 @@ status, and a node that is still loading modules is not taken for one that is lo
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ exec "$@"
 
 def node_command(spec: Spec, spec_path: Path, head: str) -> list[str]:
     """What runs on every node."""
-    python = spec.python or sys.executable
+    python = os.path.expanduser(spec.python) if spec.python else sys.executable  # noqa: PTH111  # may be a bare name
     return on_node(spec, [python, "-m", "trainpkg", "node", f"--spec={spec_path}", f"--head={head}"])
 
 
