@@ -184,8 +184,9 @@ def gloo() -> int:
     rank, world, told = report.rank, int(os.environ["WORLD_SIZE"]), spec()
     report.tell("hello", pid=os.getpid())
     listen = os.environ.get("TRAINPKG_LISTEN_FD")
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=rank == 0,
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=rank == 0 and not agents,
         timeout=timedelta(seconds=30), wait_for_workers=False, master_listen_fd=None if listen is None else int(listen),
     )  # fmt: skip
     begin = time.monotonic()

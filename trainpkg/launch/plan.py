@@ -8,7 +8,6 @@ that every node has reached. Where hosts and counts come from is topology.py's.
 from __future__ import annotations
 
 import argparse
-import bisect
 import itertools
 import json
 import os
@@ -55,11 +54,16 @@ class LaunchPlan:
         """Nodes of the plan."""
         return len(self.nodes)
 
+    @property
+    def rank_order(self) -> list[int]:
+        """Indices of the nodes in the order of their ranks."""
+        return sorted(range(len(self.nodes)), key=lambda index: self.nodes[index].rank_offset)
+
     def node_of_rank(self, rank: int) -> NodePlan:
         """The node on which a global rank runs."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not one of the {self.world_size} ranks")
-        return self.nodes[bisect.bisect_right(self.nodes, rank, key=lambda node: node.rank_offset) - 1]
+        return next(node for node in self.nodes if 0 <= rank - node.rank_offset < node.num_ranks)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON types, as plan.json has it."""
@@ -71,12 +75,12 @@ class LaunchPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LaunchPlan:
-        """The inverse of `to_dict`, for plans from elsewhere: offsets that are not the prefix sums are a UserError."""
+        """The inverse of `to_dict`, for plans from elsewhere: ranks that overlap or leave gaps are a UserError."""
         try:
             nodes = [NodePlan(**node) for node in data["nodes"]]
             plan = cls(**{**data, "nodes": tuple(nodes)})
             ranks = [node.num_ranks for node in nodes]
-            rebuilt = _lay_out([node.host for node in nodes], ranks)
+            rebuilt = _lay_out([node.host for node in nodes], ranks, plan.rank_order)
         except (KeyError, TypeError) as error:
             raise UserError(f"This is not a launch plan of this version: {error}.") from error
         if plan.nodes != rebuilt or plan.world_size != sum(ranks):
@@ -127,6 +131,7 @@ def make_plan(
     job_id: str | None = None,
     attempt: int = 1,
     generation: int = 0,
+    rank_order: Sequence[int] | None = None,
 ) -> LaunchPlan:
     """The plan for these hosts, in this order; the first is the master unless another address is given.
 
@@ -134,13 +139,14 @@ def make_plan(
         hosts: one name per node; on `one_machine` (simulated nodes) they need not resolve.
         ranks_per_node: one number for all nodes, or one per node.
         master_port: default is the first port of the seed (job, attempt, generation).
+        rank_order: indices of the nodes in the order of their ranks, where a launcher has an order of its own.
 
     Raises:
         UserError: no hosts, a host twice, counts that do not fit, a node without ranks, or a master address that leads
             each of several machines to itself.
     """
     counts = [ranks_per_node] * len(hosts) if isinstance(ranks_per_node, int) else list(ranks_per_node)
-    nodes = _lay_out(hosts, counts)
+    nodes = _lay_out(hosts, counts, rank_order)
     address = master_addr if master_addr is not None else ("127.0.0.1" if one_machine else hosts[0])
     validate_address(address, "The master address")
     if len(nodes) > 1 and not one_machine and is_loopback(address):
@@ -179,8 +185,8 @@ def rank_environment(plan: LaunchPlan, node_index: int, local_rank: int) -> dict
     }
 
 
-def _lay_out(hosts: Sequence[str], counts: Sequence[int]) -> tuple[NodePlan, ...]:
-    """Offsets are the prefix sums of the counts, whatever they are: uneven nodes need no case of their own."""
+def _lay_out(hosts: Sequence[str], counts: Sequence[int], order: Sequence[int] | None = None) -> tuple[NodePlan, ...]:
+    """Offsets are prefix sums of the counts, in the order of the ranks: uneven nodes need no case of their own."""
     if not 0 < len(hosts) <= MAX_HOSTS:
         raise UserError(f"A plan needs 1 to {MAX_HOSTS} nodes, not {len(hosts)}.")
     if (twice := find_duplicate(hosts)) is not None:
@@ -193,11 +199,10 @@ def _lay_out(hosts: Sequence[str], counts: Sequence[int]) -> tuple[NodePlan, ...
                 f"Node {index} ({host}) has {count} ranks (GPUs), but each node takes part with 1 to "
                 f"{MAX_RANKS_PER_NODE}. Leave the node out, or find out why it shows none."
             )
-    offsets = itertools.accumulate(counts, initial=0)
-    return tuple(
-        NodePlan(host, index, offset, count)
-        for index, (host, offset, count) in enumerate(zip(hosts, offsets, counts, strict=False))
-    )
+    order = range(len(hosts)) if order is None else order
+    assert sorted(order) == list(range(len(hosts))), order
+    offsets = dict(zip(order, itertools.accumulate((counts[index] for index in order), initial=0), strict=False))
+    return tuple(NodePlan(host, index, offsets[index], counts[index]) for index, host in enumerate(hosts))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 from trainpkg.errors import UserError
 from trainpkg.launch.ports import port_seed
+from trainpkg.template import uses_entry
 
 PRELOAD = ("torch", "torch._dynamo", "trainpkg.runtime.rank")  # and the stage's own module
 ENTRY = "trainpkg.runtime.rank:main"
 TOKEN = "token"  # file in an attempt's directory by which typed nodes see that they share it
+PROGRAMS = {"torchrun": "torchrun", "torchrun-static": "torchrun", "command": "program"}  # backend -> what it starts
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Spec:
     backend: str = "spawn"
     dist_backend: str = "auto"
     start: str = "fork"
+    script: list[str] = field(default_factory=list)  # a user's own program: what follows `python -u` in each rank
+    command: str | None = None  # template of what backend command starts once per node
+    oversubscribe: bool = False
     preload: list[str] = field(default_factory=lambda: list(PRELOAD))
     entry: str = ENTRY
     timeouts: Timeouts = Timeouts()
@@ -105,9 +110,24 @@ class Spec:
         return Path(self.launch_dir) / str(generation)
 
     @property
+    def by_program(self) -> bool:
+        """Whether each node starts one program of somebody else's, which starts the ranks."""
+        return self.backend in PROGRAMS
+
+    @property
+    def foreign(self) -> bool:
+        """Whether that program is all that we see of a node: its ranks are not ours."""
+        return self.backend == "command" and not uses_entry(self.command or "")
+
+    @property
+    def silent(self) -> bool:
+        """Whether what runs tells nothing of itself: an end with status 0 is a good one then, whenever it comes."""
+        return bool(self.script) or self.foreign
+
+    @property
     def passes_port(self) -> bool:
         """Whether rank 0 gets the very socket that node 0 holds; else node 0 lets go just before somebody binds it."""
-        return self.backend in ("spawn", "srun", "mpi")
+        return not self.by_program and not self.script
 
     def report_address(self, index: int) -> str:
         """Where a node's launcher hears its ranks: a name in the kernel's abstract namespace of unix sockets.

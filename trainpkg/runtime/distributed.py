@@ -44,6 +44,7 @@ class RankContext:
     attempt: int = 1
     generation: int = 0
     listen_fd: int | None = None
+    agent_store: bool = False  # torchrun's agent serves the store
     init_timeout_s: float = 60.0
     collective_timeout_s: float = 600.0
     reporter: Reporter = field(default_factory=lambda: Reporter(0, None))
@@ -100,6 +101,7 @@ def context_from_environment(
         attempt=int(spec.get("attempt") or 1),
         generation=number("TRAINPKG_GENERATION", 0),
         listen_fd=number("TRAINPKG_LISTEN_FD") if rank == 0 and environ.get("TRAINPKG_LISTEN_FD") else None,
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         init_timeout_s=run.launch.init_timeout_s,
         collective_timeout_s=run.launch.collective_timeout_s,
         reporter=reporter,
@@ -137,7 +139,7 @@ def connect(ctx: RankContext) -> None:
         ctx.master_addr,
         ctx.master_port,
         ctx.world_size,
-        is_master=ctx.is_main,
+        is_master=ctx.is_main and not ctx.agent_store,
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=ctx.listen_fd,

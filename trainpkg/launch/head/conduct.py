@@ -8,6 +8,7 @@ and store. Everything here follows from messages in the coordinator's inbox and 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from trainpkg.launch.spec import Spec
 from trainpkg.launch.wire import BEAT_S
 
 STOPPED_TIMEOUT_S = 15.0  # beyond the grace: the ranks are killed by then
+MAX_OTHER_PORTS = 3  # generations that end because another program took the port, beyond the restarts
 AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED = 75, 78, 130
 
 
@@ -80,8 +82,8 @@ class Conductor:
     async def run(self) -> Outcome:
         """All generations; returns the outcome of the attempt."""
         previous: Failure | None = None
-        restarts = self.spec.max_restarts
-        for number in range(restarts + 1):
+        restarts, other_ports = self.spec.max_restarts, MAX_OTHER_PORTS
+        for number in itertools.count():
             self.outcome.generations = number + 1
             try:
                 plan, proof = await self.coordinator.prove_plan(self.nodes, number)
@@ -97,19 +99,21 @@ class Conductor:
             if found is None:
                 return self._conclude()
             self.outcome.repeated = found.repeats(previous)
+            if found.kind == "port_taken" and other_ports > 0:  # nobody's fault, and gone with another port
+                restarts, other_ports = restarts + 1, other_ports - 1
             whole = len(self.coordinator.members) == self.spec.num_nodes
             why_not = self._why_no_restart(found, restarts - number, whole)
             if why_not is not None:
                 return self._finish("failed", found.status, found, found.sentence + why_not)
             self.screen.say(f"starting all ranks again from the last checkpoint (restart {number + 1} of {restarts})")
             previous = found
-        raise AssertionError("unreachable: the last generation either ends or has no restart left")
+        raise AssertionError("unreachable: a generation either ends or has no restart left")
 
     def _why_no_restart(self, found: Failure, left: int, whole: bool) -> str | None:
         """None to start again, else what to add to the sentence."""
-        if found.kind == "user_error" or (left == 0 and self.spec.max_restarts == 0):
+        if found.kind == "user_error" or (left <= 0 and self.spec.max_restarts == 0):
             return ""
-        if left == 0:
+        if left <= 0:
             return f" (no restart left of {self.spec.max_restarts})"
         if not whole:
             return " (no restart in place: a node is gone)"
@@ -159,6 +163,8 @@ class Conductor:
         go = {"type": "go", "generation": current.number, "counts": counts, "device": self.nodes[0].device}
         if self.spec.where == "typed":
             go["hosts"] = self.spec.hosts  # nobody knew them before the roll call
+        if (order := plan.rank_order) != list(range(plan.num_nodes)):
+            go["rank_order"] = order
         self.coordinator.tell_all(go | {"master_addr": plan.master_addr, "master_port": plan.master_port})
         current.gone(time.monotonic())
         if self.asked or self.coordinator.stop_asked:

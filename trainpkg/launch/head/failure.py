@@ -22,8 +22,9 @@ GATHER_MORE_S = 1.5  # as long again when only victims have spoken
 MAX_VICTIMS_NAMED = 64
 
 CAUSES = frozenset(
-    {"signal", "oom", "exception", "user_error", "early_exit", "exit", "start", "node_lost", "node_silent"}
-)
+    {"signal", "oom", "exception", "user_error", "early_exit", "exit", "start", "program", "port_taken", "node_lost",
+     "node_silent"}
+)  # fmt: skip
 DOUBTFUL = frozenset({"collective"})  # may be another's death in words that we do not know
 OWN_DOING = frozenset(
     {"signal", "oom", "exception", "user_error", "exit", "early_exit", "start", "collective", "no_progress"}
@@ -34,7 +35,10 @@ LATE_CAUSES = frozenset({"straggler", "init_timeout"})  # inferred from what did
 
 @dataclass(frozen=True)
 class Record:
-    """How one rank, or one node as a whole (rank None), ended. `time_s` is on the coordinator's clock."""
+    """How one rank, or one node as a whole (rank None), ended. `time_s` is on the coordinator's clock.
+
+    `part` is what of the node ended where it was a program of its own; `counts` whether steps are known at all.
+    """
 
     kind: str
     node: int
@@ -49,10 +53,14 @@ class Record:
     traceback: str = ""
     last_lines: tuple[str, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)  # what its cgroup told after an end that it had no word on
+    part: str = ""
+    counts: bool = True
 
     @property
     def who(self) -> str:
         place = f"node {self.node} ({self.host})"
+        if self.part:
+            return f"the {self.part} of {place}"
         return place if self.rank is None else f"rank {self.rank} on {place}"
 
 
@@ -187,6 +195,6 @@ def status_of(cause: Record) -> int:
     """The exit status that tells of the cause, as a shell has it."""
     if cause.kind == "user_error":
         return 2
-    if cause.signal is not None and cause.kind in ("signal", "oom", "node_lost", "start"):
+    if cause.signal is not None and cause.kind in ("signal", "oom", "node_lost", "start", "program"):
         return 128 + cause.signal
     return cause.exit_code if cause.exit_code and cause.exit_code not in (75, 78) else 1

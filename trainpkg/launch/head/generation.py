@@ -13,7 +13,7 @@ from trainpkg.launch.head.failure import Record
 from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
-from trainpkg.launch.spec import Spec
+from trainpkg.launch.spec import PROGRAMS, Spec
 from trainpkg.launch.wire import Message
 
 INIT_MARGIN_S = 5.0  # the ranks' own deadline comes first: it knows more
@@ -48,8 +48,11 @@ class Generation:
     ) -> None:
         self.spec, self.plan, self.number, self.watch, self.origin = spec, plan, number, watch, origin
         self.node_signal = node_signal
+        # what tells of its end: a rank, or where no rank is ours the one program of a node, numbered as the node
         self.ranks = {
-            node.rank_offset + local: RankState(node.index) for node in plan.nodes for local in range(node.num_ranks)
+            node.index if spec.foreign else node.rank_offset + local: RankState(node.index)
+            for node in plan.nodes
+            for local in range(1 if spec.foreign else node.num_ranks)
         }
         self.records: list[Record] = []  # of nodes, and what was inferred
         self.failed_s: float | None = None
@@ -57,6 +60,7 @@ class Generation:
         self.own_imports: set[int] = set()  # nodes on which each rank imports everything itself
         self.go_s: float | None = None  # when all nodes were told to start their ranks
         self.stopped: set[int] = set()  # nodes that have no rank left
+        self.programs: set[int] = set()  # nodes whose program, which started their ranks, has ended well
         self.step_first: int | None = None
         self.step_last: int | None = None
         self.total: int | None = None
@@ -65,8 +69,9 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has ended as it should."""
-        return self.failed_s is None and self.num_ended == len(self.ranks)
+        """Whether every rank has ended as it should, and whatever started them."""
+        awaited = len(self.plan.nodes) if self.spec.by_program and not self.spec.foreign else 0
+        return self.failed_s is None and self.num_ended == len(self.ranks) and len(self.programs) == awaited
 
     @property
     def may_go(self) -> bool:
@@ -95,8 +100,23 @@ class Generation:
             time_s = min(t for t in (rank.spoke_s, rank.ended_s) if t is not None)
             record = failure.rank_record({"rank": number} | rank.ended, rank.node, self._host(rank.node), time_s)
             if record is not None:
-                found.append(record)
+                found.append(self._as_seen(record, rank.ended))
         return found
+
+    def _as_seen(self, record: Record, ended: dict[str, Any]) -> Record:
+        """The record of a unit, which may be a program that is not ours, or one that found its port taken."""
+        if self.spec.silent:
+            record = dataclasses.replace(record, counts=record.step is not None)
+        if self.spec.foreign:
+            record = dataclasses.replace(record, rank=None, part=PROGRAMS[self.spec.backend])
+        return self._port_taken(record) if ended.get("port_taken") else record
+
+    def _port_taken(self, record: Record) -> Record:
+        text = (
+            f"found port {self.plan.master_port} of {self.plan.master_addr} taken: another program bound it after "
+            "node 0 had let go of it"
+        )
+        return dataclasses.replace(record, kind="port_taken", message=text)
 
     def _explained(self, record: Record) -> Record:
         if record.kind != "node_lost":
@@ -131,6 +151,8 @@ class Generation:
         elif kind == "start_failed":
             details, signum = message.get("details", ""), message.get("signal")
             self._record("start", node, self._host(node), now_s, message["message"], details, signum)
+        elif kind == "program_ended":
+            self._program_ended(node, message, now_s)
         elif kind == "stopped":
             self.stopped.add(node)
             if message.get("left"):
@@ -141,6 +163,12 @@ class Generation:
         event = message["event"]
         if event == "hello":
             rank.hello_s = now_s
+        elif event == "started" and self.spec.silent and rank.hello_s is None:
+            rank.hello_s = now_s  # it will say no more
+            self.num_joined += 1
+            if self.num_joined == len(self.ranks):
+                what = "programs" if self.spec.foreign else "ranks"
+                return f"{self.num_joined} of {len(self.ranks)} {what} started"
         elif event == "joined" and not rank.joined:
             rank.joined = True
             self.num_joined += 1
@@ -190,6 +218,19 @@ class Generation:
         self.records.append(Record(kind, node, host, now_s, message=text, traceback=details, step=step, signal=signum))
         self._fail(now_s)
 
+    def _program_ended(self, node: int, message: Message, now_s: float) -> None:
+        """The program that started a node's ranks: an end that the ranks do not explain is a cause."""
+        if not message["trouble"]:
+            self.programs.add(node)
+            return
+        record = Record(
+            "program", node, self._host(node), now_s, step=self.step_last, exit_code=message["exit_code"],
+            signal=message["signal"], message=message["trouble"], last_lines=tuple(message["last_lines"]),
+            part=f"{message['name']} (process {message['pid']})",
+        )  # fmt: skip
+        self.records.append(self._port_taken(record) if message.get("port_taken") else record)
+        self._fail(now_s)
+
     def node_lost(self, node: int, facts: NodeFacts, now_s: float) -> None:
         """The connection to a node's launcher ended while its ranks ran."""
         when = "before the first step" if self.step_last is None else f"at step {self.step_last}"
@@ -219,6 +260,8 @@ class Generation:
                        "(launch.init_timeout_s)", now_s)  # fmt: skip
             return
         hellos = [rank.hello_s for rank in self.ranks.values()]
+        if self.spec.silent:
+            return
         if self.num_joined < len(self.ranks) and all(h is not None and now_s - h > limit for h in hellos):
             self._late("init_timeout", [n for n, r in self.ranks.items() if not r.joined],
                        f"did not join the process group within {self.spec.timeouts.init_s:g} s "

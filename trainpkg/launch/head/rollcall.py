@@ -20,10 +20,11 @@ from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head.command import OnTheWay
 from trainpkg.launch.head.member import Incoming, Member
 from trainpkg.launch.head.missing import AskStates, Waiting
-from trainpkg.launch.head.proof import Proof
+from trainpkg.launch.head.proof import Proof, Proven
 from trainpkg.launch.head.reception import Reception, hosts_of
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
+from trainpkg.launch.start.torchrun import order_of_ranks, simulated_address
 from trainpkg.launch.wire import BEAT_S, Message
 
 FACTS_TIMEOUT_S = 30.0
@@ -231,6 +232,7 @@ class Coordinator:
         plan = make_plan(
             spec.hosts,
             [node.num_ranks for node in nodes],
+            rank_order=self._rank_order(proven) if spec.backend == "torchrun" else None,
             master_addr=proven.address,
             master_port=proven.port,
             master_proven=True,
@@ -240,6 +242,13 @@ class Coordinator:
             generation=generation,
         )
         return plan, proven.describe(nodes)
+
+    def _rank_order(self, proven: Proven) -> list[int]:
+        """The order of nodes that torchrun's c10d rendezvous makes, from the addresses that their agents tell it."""
+        count = self.spec.num_nodes
+        if self.spec.simulated:
+            return order_of_ranks([simulated_address(self.spec, index, proven.address) for index in range(count)])
+        return order_of_ranks([address for address, _ in self.advertised] or [proven.address])
 
     def tell(self, index: int, message: Message) -> None:
         self.members[index].tell(message)

@@ -34,31 +34,34 @@ def _short(record: Record) -> str:
 
 
 def _what(cause: Record) -> str:
-    when = "before its first step" if cause.step is None else f"at step {cause.step}"
+    when = f" at step {cause.step}" if cause.step is not None else " before its first step" if cause.counts else ""
     text = cause.message.strip().splitlines()[0][:400] if cause.message.strip() else ""
     said = f"; its last line: {cause.last_lines[-1][:200]}" if cause.last_lines else "; it wrote nothing"
     if cause.kind == "oom" and cause.signal is not None:
-        return f"was killed by the kernel {when}: out of memory ({memory_text(cause.memory)})"
+        return f"was killed by the kernel{when}: out of memory ({memory_text(cause.memory)})"
     if cause.kind == "oom":
         asked = memory_asked(cause.type, text)
-        return f"ran out of memory {when} ({cause.type}{f', {asked} asked for' if asked else ''}): {text}"
+        return f"ran out of memory{when} ({cause.type}{f', {asked} asked for' if asked else ''}): {text}"
     if cause.kind == "signal":
         assert cause.signal is not None
         hint = f", not by us: {_no_oom(cause.memory)}" if cause.signal == signal.SIGKILL else ""
-        return f"was killed by {signal_name(cause.signal)} {when}{hint}"
+        return f"was killed by {signal_name(cause.signal)}{when}{hint}"
     if cause.kind in ("exception", "user_error", "collective"):
         where = " in a collective operation" if cause.kind == "collective" else ""
-        return f"raised {cause.type} {when}{where}: {text}{_worker_killed(cause)}"
+        return f"raised {cause.type}{when}{where}: {text}{_worker_killed(cause)}"
     if cause.kind == "early_exit":
-        return f"exited with status {cause.exit_code} {when}, before it had said that it was done"
+        return f"exited with status {cause.exit_code}{when}, before it had said that it was done"
     if cause.kind == "exit":
         raised = exception_line("\n".join(cause.last_lines))
         how = f": {raised[:400]}" if raised else f" without a word{said}"
-        return f"exited with status {cause.exit_code} {when}{how}{_worker_killed(cause)}"
+        return f"exited with status {cause.exit_code}{when}{how}{_worker_killed(cause)}"
+    if cause.kind == "program":
+        how = f"was killed by {signal_name(cause.signal)}" if cause.signal else f"ended with status {cause.exit_code}"
+        return f"{how} {text}{said}"
     if cause.kind == "lost_peer":
-        return f"lost a peer {when}, and no rank was seen to fail first: {text or 'no message'}"
+        return f"lost a peer{when}, and no rank was seen to fail first: {text or 'no message'}"
     if cause.kind == "stopped":
-        return f"was stopped {when}"
+        return f"was stopped{when}"
     return text
 
 

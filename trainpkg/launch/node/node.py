@@ -22,15 +22,14 @@ from trainpkg.errors import UserError
 from trainpkg.launch import processes, wire
 from trainpkg.launch.node import environment, prove
 from trainpkg.launch.node.call import call_head
-from trainpkg.launch.node.orders import make_orders
+from trainpkg.launch.node.orders import make_orders, plan_of
 from trainpkg.launch.node.prove import Prover
 from trainpkg.launch.node.ranks import Ranks
-from trainpkg.launch.plan import make_plan
 from trainpkg.launch.reach import Streams
-from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start.choose import make_starter
 from trainpkg.launch.start.execute import ExecStarter
+from trainpkg.launch.start.fork import ForkStarter
 from trainpkg.launch.start.guards import Guards
 from trainpkg.launch.start.starter import Calls, Starter, StartFailed
 from trainpkg.launch.wire import BEAT_S, GAP_S, Message
@@ -80,8 +79,9 @@ class Node:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self.say("\n".join(environment.lines(self.facts)))
-        self.ranks = Ranks(self.tell, self.spec.report_address(self.index), self._hear_guard)
-        self.calls = Calls(self._rank_started, self.ranks.ended, self._starter_gone, self._rank_refused)
+        self.ranks = Ranks(self.tell, self.say, self.spec, self.index, self._hear_guard)
+        ranks = self.ranks
+        self.calls = Calls(ranks.started, ranks.ended, self._starter_gone, self._rank_refused, ranks.program_ended)
         self.starter: Starter = make_starter(self.spec, self.base_env, self.calls)
         grace_s = 0.0
         try:
@@ -115,10 +115,6 @@ class Node:
         """Some launcher started a rank that the plan does not have here."""
         self.say(f"refused: {why}")
         self.tell({"type": "start_failed", "generation": self.ranks.generation, "message": why})
-
-    def _rank_started(self, rank: int, pid: int) -> None:
-        self.say(f"rank {rank} is process {pid}")
-        self.ranks.started(rank, pid)
 
     def _stop_requested(self, signum: int) -> None:
         """Pass the request on: the coordinator tells all nodes, so that all ranks stop at the same step."""
@@ -198,21 +194,14 @@ class Node:
         if generation > 0:
             old, self.log = self.log, self._open_log(generation)
             old.close()
-        plan = make_plan(
-            self.spec.hosts,
-            expand_counts(message["counts"]),
-            master_addr=message["master_addr"],
-            master_port=message["master_port"],
-            one_machine=True,  # the coordinator has proven the address
-            generation=generation,
-        )
+        plan = plan_of(self.spec, message)
         listen = self.prover.hand_on()
         if listen is not None and not self.spec.passes_port:
             listen.close()  # as late as can be: somebody else binds it now
         # all of them before the first start: none runs when one cannot be made
         held = listen if self.spec.passes_port else None
         orders = make_orders(self.spec, self.spec_path, plan, self.index, message["device"], self.base_env, held)
-        self.ranks.begin(generation, {order.rank: Path(order.log) for order in orders.ranks})
+        self.ranks.begin(orders)
         await self._starter_ready()  # again: it may have been lost meanwhile
         self.starter.start(orders)
 
@@ -230,7 +219,8 @@ class Node:
         try:
             return await self.starter.ready()
         except StartFailed as error:
-            if error.details:  # an import that fails here fails in every other way of starting too
+            # an import that fails here fails in every other way of starting too
+            if error.details or not isinstance(self.starter, ForkStarter):
                 raise
             self.say(f"warning: {error}: ranks cannot be forked safely and start as programs of their own")
             self.starter.close()
@@ -242,7 +232,10 @@ class Node:
         if self.going is not None and not self.going.done():
             self.going.cancel()
             self.ranks.forget_unborn()
+        elif isinstance(self.starter, Guards):
+            self.ranks.forget_unborn(self.starter.halt())
         await self.ranks.stop(self.spec.timeouts.stop_grace_s)
+        self.starter.stop()
         left = processes.kill_descendants(self.starter.helpers)
         self.tell({"type": "stopped", "generation": message["generation"], "left": left})
 

@@ -7,11 +7,31 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainpkg.launch import network
+from trainpkg import template
 from trainpkg.launch.node import environment
-from trainpkg.launch.plan import LaunchPlan
+from trainpkg.launch.plan import LaunchPlan, make_plan
+from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec
+from trainpkg.launch.start.command import placeholders
 from trainpkg.launch.start.starter import Order, Orders
+from trainpkg.launch.start.torchrun import simulated_address
+from trainpkg.launch.wire import Message
+
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+OF_THE_MEETING = ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+
+
+def plan_of(spec: Spec, go: Message) -> LaunchPlan:
+    """The plan that the coordinator's order to start stands for."""
+    return make_plan(
+        spec.hosts,
+        expand_counts(go["counts"]),
+        master_addr=go["master_addr"],
+        master_port=go["master_port"],
+        one_machine=True,  # the coordinator has proven the address
+        generation=go["generation"],
+        rank_order=go.get("rank_order"),
+    )
 
 
 def make_orders(
@@ -30,14 +50,21 @@ def make_orders(
         rank = mine.rank_offset + local_rank
         changes = environment.for_rank(spec, spec_path, plan, index, local_rank, device, env)
         changes["TRAINPKG_REPORT"] = spec.report_address(index)
+        of_program = {name: value for name, value in changes.items() if name not in OF_A_RANK}
+        if spec.by_program:  # where ranks meet, and which group they are, is what their own launcher said
+            changes = {name: value for name, value in changes.items() if name not in OF_THE_MEETING}
+        argv = rank_command(spec, placeholders(plan, index) | {"rank": str(rank), "local_rank": str(local_rank)})
         log = str(folder / f"rank-{rank}.log")
-        argv = [sys.executable, "-u", "-m", "trainpkg.launch.start.enter", spec.entry]
         orders.append(Order(rank, local_rank, spec.entry, argv, changes, log, listen if rank == 0 else None))
-    return Orders(plan, index, own_address(spec, plan, index), folder, orders)
+    if spec.simulated:  # of a job that this machine may be part of
+        of_program |= {name: None for name in env if name.startswith("SLURM_")}
+    own = of_program["TRAINPKG_ADDRESS"] or plan.master_addr
+    local_addr = simulated_address(spec, index, plan.master_addr) if spec.simulated else own
+    return Orders(plan, index, local_addr, folder, orders, of_program)
 
 
-def own_address(spec: Spec, plan: LaunchPlan, index: int) -> str:
-    """This node's own address towards the master: what its peers see."""
-    if index == 0:
-        return plan.master_addr
-    return network.source_address_towards(plan.master_addr, plan.master_port) or ""
+def rank_command(spec: Spec, values: Mapping[str, str]) -> list[str]:
+    """What a rank is as a program of its own: our entry, or the user's script with its placeholders filled in."""
+    if not spec.script:
+        return [sys.executable, "-u", "-m", "trainpkg.launch.start.enter", spec.entry]
+    return [sys.executable, "-u", *(template.fill(word, values) for word in spec.script)]

@@ -40,6 +40,8 @@ class Greeter:
             while True:
                 connection, _ = self.listener.accept()
                 with connection:
+                    # what lingers of it must not keep the port from a program that binds it once it is let go
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     connection.send(self._greeting)
 
     def hand_on(self) -> socket.socket:

@@ -11,9 +11,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from typing import Any
 from trainpkg.errors import UserError
 from trainpkg.last_words import lost_peer_line
 from trainpkg.launch import memory, processes, unix
+from trainpkg.launch.spec import PROGRAMS, Spec
 from trainpkg.launch.start.guards import Hear
-from trainpkg.launch.start.starter import Ended
+from trainpkg.launch.start.starter import Ended, Orders, ProgramEnded
 from trainpkg.launch.wire import Message, shorten
 
 LAST_WORDS_S = 0.3  # for the report's end after a rank's; a forked worker of it may hold the socket open
@@ -50,10 +52,15 @@ class LocalRank:
 
 
 class Ranks:
-    """Ranks of the generation that runs. `tell` sends a message to the coordinator, `hear_guard` talks with a guard."""
+    """Ranks of the generation that runs. `tell` sends a message to the coordinator, `say` writes into the node's log,
+    `hear_guard` talks with a guard."""
 
-    def __init__(self, tell: Callable[[Message], None], address: str, hear_guard: Hear) -> None:
-        self.tell, self.address, self.hear_guard = tell, address, hear_guard
+    def __init__(
+        self, tell: Callable[[Message], None], say: Callable[[str], None], spec: Spec, index: int, hear_guard: Hear
+    ) -> None:
+        self.tell, self.say, self.spec, self.hear_guard = tell, say, spec, hear_guard
+        self.address = spec.report_address(index)
+        self.port = 0  # of the generation, where rank 0 or its launcher binds it itself
         self.generation = -1
         self.ranks: dict[int, LocalRank] = {}
         self.stopping = False
@@ -77,10 +84,14 @@ class Ranks:
         if self._server is not None:
             self._server.close()
 
-    def begin(self, generation: int, logs: dict[int, Path]) -> None:
-        """A new generation with these ranks; none of the last one is left."""
+    def begin(self, orders: Orders) -> None:
+        """A new generation; none of the last one is left. A program that is not ours is one unit, named by the node."""
         assert all(rank.ended for rank in self.ranks.values())
-        self.generation, self.stopping = generation, False
+        self.generation, self.stopping = orders.plan.generation, False
+        self.port = 0 if self.spec.passes_port else orders.plan.master_port
+        logs = {order.rank: Path(order.log) for order in orders.ranks}
+        if self.spec.foreign:
+            logs = {orders.index: orders.folder / f"program-{orders.index}.log"}
         self.ranks = {number: LocalRank(number, log) for number, log in logs.items()}
         self.empty.clear()
 
@@ -89,6 +100,8 @@ class Ranks:
         it.pid = pid
         it.cgroup = memory.find(pid)
         it.memory_before = memory.read(it.cgroup)
+        self.say(f"{PROGRAMS[self.spec.backend] if self.spec.foreign else f'rank {rank}'} is process {pid}")
+        self.tell({"type": "event", "event": "started", "rank": rank, "generation": self.generation})
         if self.stopping:  # the order to end came while it was being born
             self.signal_all(signal.SIGKILL)
 
@@ -152,6 +165,8 @@ class Ranks:
         else:
             await asyncio.sleep(0.02)  # a connection that is still in the backlog is accepted first
         rank.ended = ended
+        if self.spec.silent and not stopped and ended.exit_code is not None:
+            rank.done = rank.done or {0: "finished", 75: "again"}.get(ended.exit_code)
         good = rank.done and ended.exit_code in (0, 75)
         bad: Message = {} if good else self._evidence(rank)
         self.tell(
@@ -175,15 +190,37 @@ class Ranks:
     def _evidence(self, rank: LocalRank) -> Message:
         """What its log and its memory cgroup tell of an end."""
         log = log_end(rank.log)
-        told = {"last_lines": end_of(log), "lost_peer": lost_peer_line(log)[:500]}
+        told: Message = {"last_lines": end_of(log), "lost_peer": lost_peer_line(log)[:500]}
+        told["port_taken"] = says_port_taken(log, self.port)
         if rank.cgroup is None or rank.memory_before is None:
             return told
         return told | {"memory": dataclasses.asdict(memory.read(rank.cgroup).since(rank.memory_before))}
 
-    def forget_unborn(self) -> None:
+    def program_ended(self, ended: ProgramEnded) -> None:
+        """The program that starts this node's ranks has ended; told once its ranks had the time to end, too."""
+        task = asyncio.get_running_loop().create_task(self._tell_program_end(ended, self.generation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_program_end(self, ended: ProgramEnded, generation: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.empty.wait(), 2 * LAST_WORDS_S)
+        if self.stopping or self.generation != generation:
+            return
+        ranks, trouble = self.ranks.values(), ""
+        if any(rank.ended is None or rank.ended.orphaned for rank in ranks):
+            trouble = "while its ranks ran" if any(rank.pid for rank in ranks) else "before its ranks were started"
+        elif ended.exit_code != 0 and all(rank.done and rank.ended.exit_code == 0 for rank in ranks if rank.ended):
+            trouble = "after its ranks were done"
+        message = {"type": "program_ended", "generation": generation, "name": ended.name, "pid": ended.pid}
+        message |= {"exit_code": ended.exit_code, "signal": ended.signal, "trouble": trouble}
+        log = log_end(ended.log) if trouble else ""
+        self.tell(message | {"last_lines": end_of(log), "port_taken": says_port_taken(log, self.port)})
+
+    def forget_unborn(self, being_born: Collection[int] = ()) -> None:
         """Ranks that were never started will not end: count them as gone."""
         for rank in self.ranks.values():
-            if rank.pid is None and rank.ended is None:
+            if rank.pid is None and rank.ended is None and rank.rank not in being_born:
                 rank.ended = Ended(rank.rank, 0, None, signal.SIGKILL)
         if all(rank.ended for rank in self.ranks.values()):
             self.empty.set()
@@ -237,3 +274,8 @@ def last_lines(path: Path) -> list[str]:
 def end_of(text: str) -> list[str]:
     """The last lines of a text, each cut."""
     return shorten("\n".join(line[:500] for line in text.splitlines()[-MAX_LINES:]), MAX_TEXT).splitlines()
+
+
+def says_port_taken(text: str, port: int) -> bool:
+    """Whether a log says that this port is somebody else's: what torch, Python and most programs say then."""
+    return port > 0 and re.search(r"EADDRINUSE|[Aa]ddress already in use", text) is not None and str(port) in text

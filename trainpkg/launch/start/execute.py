@@ -60,6 +60,9 @@ class ExecStarter:
         self.running.pop(rank)
         self.calls.ended(Ended(rank, process.pid, code if code >= 0 else None, -code if code < 0 else None))
 
+    def stop(self) -> None:
+        """Nothing runs beside the ranks."""
+
     def close(self) -> None:
         for process in self.running.values():
             processes.kill_group(process.pid, signal.SIGKILL)

@@ -91,6 +91,9 @@ class ForkStarter:
         elif self._ready.exception() is None:  # else it has said why, and started nothing
             self.calls.failed(text, signum)
 
+    def stop(self) -> None:
+        """Nothing runs beside the ranks."""
+
     def close(self) -> None:
         if self.control.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self.control.fileno())

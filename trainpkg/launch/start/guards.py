@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ class Guards:
     helpers: list[int] = field(default_factory=list)
     orders: Orders | None = None
     asked: dict[int, asyncio.StreamWriter] = field(default_factory=dict)  # rank -> its guard
+    halted: int = -1  # the generation of which no further guard is answered
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def ready(self) -> str:
@@ -48,19 +49,32 @@ class Guards:
         async with self.changed:
             self.changed.notify_all()
 
+    def stop(self) -> None:
+        """Nothing runs beside the ranks."""
+
     def close(self) -> None:
         for writer in self.asked.values():
             writer.close()  # the guard ends its rank
+
+    @property
+    def generation(self) -> int:
+        return -1 if self.orders is None else self.orders.plan.generation
+
+    def halt(self) -> Collection[int]:
+        """Answer no further guard of this generation; returns the ranks whose guards have been answered."""
+        self.halted = self.generation
+        return set(self.asked)
 
     async def hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Mapping[str, Any]) -> None:
         """One guard, from its question to its rank's end."""
         generation = int(hello["generation"])
         async with self.changed:  # it may be here before this node has been told to start its ranks
-            await self.changed.wait_for(lambda: self.orders is not None and self.orders.plan.generation >= generation)
+            await self.changed.wait_for(lambda: max(self.generation, self.halted) >= generation)
         assert self.orders is not None
         if refusal := self._refusal(self.orders, hello):
             writer.write(b"-" + json.dumps({"refused": refusal}).encode() + b"\n")
-            self.calls.refused(refusal)
+            if generation == self.generation != self.halted:
+                self.calls.refused(refusal)
             return
         rank = int(hello["rank"])
         self.asked[rank] = writer
@@ -86,6 +100,8 @@ class Guards:
         """Why this guard does not start the rank that it says it is, or nothing."""
         plan, mine = orders.plan, orders.plan.nodes[orders.index]
         rank, said = int(hello["rank"]), f"{hello['said']}, process {hello['pid']}"
+        if int(hello["generation"]) == self.halted:
+            return f"{said} comes too late: its generation {self.halted} is being ended"
         if int(hello["generation"]) != plan.generation:
             return f"{said} belongs to generation {hello['generation']}, this is generation {plan.generation}"
         if hello["size"] != plan.world_size:

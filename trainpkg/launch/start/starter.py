@@ -33,13 +33,17 @@ class Order:
 
 @dataclass(frozen=True)
 class Orders:
-    """All ranks of one node in one generation. `local_addr`: this node's own address towards the master."""
+    """All ranks of one node in one generation. `local_addr`: this node's own address towards the master.
+
+    `env` is what a program of the whole node gets beyond the node's environment.
+    """
 
     plan: LaunchPlan
     index: int
     local_addr: str
     folder: Path
     ranks: list[Order]
+    env: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,17 @@ class Ended:
     exit_code: int | None
     signal: int | None
     orphaned: bool = False
+
+
+@dataclass(frozen=True)
+class ProgramEnded:
+    """How the program that a node started for all its ranks ended."""
+
+    name: str
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    log: Path
 
 
 class StartFailed(Exception):
@@ -69,6 +84,7 @@ class Calls:
     ended: Callable[[Ended], None]
     failed: Callable[[str, int | None], None]  # the starter itself is gone, and with it its ranks: why, which signal
     refused: Callable[[str], None]  # a rank that was started is not as the plan says: why
+    program_ended: Callable[[ProgramEnded], None]
 
 
 class Starter(Protocol):
@@ -85,6 +101,9 @@ class Starter(Protocol):
     @property
     def helpers(self) -> list[int]:
         """Processes of the starter's own, which outlive a generation of ranks."""
+
+    def stop(self) -> None:
+        """End what is left of the generation beside its ranks; nothing more is told of it."""
 
     def close(self) -> None:
         """End the helpers, and with them whatever ranks are left."""
