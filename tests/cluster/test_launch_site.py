@@ -23,7 +23,7 @@ def test_prologue_wrapper_and_srun_args_on_two_nodes(lab: Lab, shared_dir: Path)
         (shared_dir / name).mkdir()
     shutil.copytree(lab.work_dir / "etc", elsewhere)
     site: dict[str, Any] = TWO | {
-        "prologue": [f"pwd > {shared_dir}/cwd-$SLURM_NODEID", 'export LOADED="$(hostname) it\'s"', "echo loaded"],
+        "prologue": [f"pwd > {shared_dir}/cwd-$TRAINPKG_NODE_RANK", 'export LOADED="$(hostname) it\'s"', "echo loaded"],
         "wrapper": "/usr/bin/env WRAPPED=1 PATH=/inside",
         "env_prepend": {"PATH": "/opt/site"},
         "srun_args": f"--chdir={shared_dir} --gpus-per-node=3",

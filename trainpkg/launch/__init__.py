@@ -5,7 +5,7 @@ head      once per job, in `launch`:
     attempt      files and rules of an attempt                        history     whether another attempt is worth it
     screen       what people see                                      requeue     the job's own way back into the queue
     examine      the doctor's questions, in a smoke test              words       first and last lines
-    command      what starts there: prologue, wrapper, python         settings    what is said of the nodes' environment
+    command      a node's: prologue, wrapper, python                   settings    what is said of nodes' environments
     places       where node processes run: srun, or simulated         watch       silence and pace of nodes
     missing      how long nodes are waited for, why some are missing  addresses   whose they are, what names mean
     proof        nodes reach each other and the ranks' meeting point
@@ -41,4 +41,5 @@ Below all:
     wire         authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
     unix         sockets between processes of one node                ranges      blocks of ranks that overlap or gap
+    (trainpkg.variables and trainpkg.presets: names that torch, NCCL and gloo read; settings of kinds of networks)
 """

@@ -16,11 +16,11 @@ from pathlib import Path
 from trainpkg.launch.node.ranks import last_lines
 from trainpkg.launch.spec import Spec
 
-NODE_RANK = "TRAINPKG_NODE_RANK"  # tells a simulated node's shell which node it is; unset before anything else starts
+NODE_RANK = "TRAINPKG_NODE_RANK"  # which node it is, for the prologue's lines; unset before anything else starts
 
 _FUNCTIONS = """\
-_trainpkg_k=${TRAINPKG_NODE_RANK:-${SLURM_NODEID:-0}}
-_trainpkg_tell() { { printf '%s\\n' "$1" > "$_trainpkg_dir/way-$_trainpkg_k"; } 2> /dev/null || :; }
+export TRAINPKG_NODE_RANK=${TRAINPKG_NODE_RANK:-${SLURM_NODEID:-0}}
+_trainpkg_tell() { { printf '%s\\n' "$1" > "$_trainpkg_dir/way-$TRAINPKG_NODE_RANK"; } 2> /dev/null || :; }
 _trainpkg_after() { [ "$1" = 0 ] || _trainpkg_end "$1"; }
 _trainpkg_end() {
   local status=${1:-$?}
@@ -33,8 +33,8 @@ _trainpkg_end() {
 """
 _BEGIN = """\
 exec 3>&1 4>&2
-if (: >> "$_trainpkg_dir/node-$_trainpkg_k.log") 2> /dev/null; then
-  exec >> "$_trainpkg_dir/node-$_trainpkg_k.log" 2>&1
+if (: >> "$_trainpkg_dir/node-$TRAINPKG_NODE_RANK.log") 2> /dev/null; then
+  exec >> "$_trainpkg_dir/node-$TRAINPKG_NODE_RANK.log" 2>&1
 fi
 trap _trainpkg_end EXIT
 """
@@ -42,7 +42,7 @@ _READY = """\
 trap - EXIT
 set +eu
 exec 1>&3 2>&4 3>&- 4>&-
-rm -f -- "$_trainpkg_dir/way-$_trainpkg_k"
+rm -f -- "$_trainpkg_dir/way-$TRAINPKG_NODE_RANK"
 """
 _LAST = """\
 if ! command -v -- "$1" > /dev/null; then
