@@ -160,6 +160,7 @@ def steps() -> int:
             if rank == 0:
                 saved.with_suffix(".new").write_text(str(step))
                 saved.with_suffix(".new").replace(saved)
+                report.tell("saved", step=step, seconds=0.0)
     except Exception as error:  # noqa: BLE001
         text = f"Traceback: {error!r}"
         is_user = isinstance(error, ValueError)

@@ -44,7 +44,7 @@ slurm:
   cpus_per_task: 16
   mem_mb: 200000
   runtime: 12h
-  signal: USR1@300
+  signal: USR2@300
   extra: --reservation=training --switches=1
 """
 

@@ -35,6 +35,9 @@ def checked_address(text: str) -> str:
 Ports = Annotated[str, AfterValidator(checked_ports)]
 
 
+SIGNAL_EARLY_S = 60.0  # Slurm looks once a minute
+
+
 class Fsdp(Section):
     """Keys of strategy fsdp (FSDP2 `fully_shard`, per block)."""
 
@@ -131,12 +134,23 @@ class Slurm(Section):
     runtime: str | None = execution(None, "Time limit: minutes, or text such as 12h.")
     signal: str | None = execution(
         "USR2@120", "Warning signal and seconds before the limit; null: none (the clock still works).",
-        pattern=r"^(SIG)?[A-Z0-9]+@\d+$",
+        pattern=r"^([A-Z]+:)?(SIG)?[A-Z0-9]+@\d+$",
     )  # fmt: skip
     requeue: Literal["auto", "never"] = execution(
         "auto", "auto: a job that has saved near its limit puts itself back into the queue; never: Snakemake's retries."
     )
     extra: str = execution("", "Further sbatch options, appended to ours.")
+
+    def lead_s(self, limit_s: float | None = None) -> float:
+        """Seconds before the limit at which a job saves and stops: the signal's, at most a quarter of the limit."""
+        lead_s = float(self.signal.partition("@")[2]) if self.signal else 120.0
+        return lead_s if limit_s is None else min(lead_s, limit_s / 4)
+
+    def warning(self, limit_s: float | None) -> str | None:
+        """What `--signal` says. None for a short job, which the signal (up to 60 s early) would end at its start."""
+        if self.signal is None or (limit_s is not None and limit_s < 2 * (self.lead_s() + SIGNAL_EARLY_S)):
+            return None
+        return self.signal
 
 
 class Checkpoint(Section):

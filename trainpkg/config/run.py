@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from trainpkg.config import site
+from trainpkg.config import site, submission
 from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
 from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
 from trainpkg.config.work import ConvModel, Data, Model, Optim, Train, ViTModel
@@ -60,6 +60,14 @@ class Run(Section):
         """16 hex digits over the identity keys: equal for runs that compute the same."""
         text = json.dumps(identity_of(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def smallest(self) -> Run:
+        """With the least that Slurm can be asked for: for a job that will only say why it does not start."""
+        launch = {"nodes": 1, "gpus_per_node": 1, "device": "cpu"}
+        slurm: dict[str, Any] = {"gpu_request": "none", "cpus_per_task": 1, "mem_mb": 1000, "runtime": "5"}
+        slurm |= {"nodelist": None, "exclude": None}
+        sections = {"launch": self.launch.model_copy(update=launch), "slurm": self.slurm.model_copy(update=slurm)}
+        return self.model_copy(update=sections)
 
     def flat(self) -> dict[str, Any]:
         """All keys as `section.key: value`."""
@@ -127,4 +135,4 @@ def disagreements(run: Run) -> list[str]:
             f"launch.master_addr = {master!r} for launch.nodes = {run.launch.nodes}: each node would wait for itself; "
             "give an address of the first node that the others reach, or leave it out"
         )
-    return [*found, *site.disagreements(run.launch)]
+    return [*found, *submission.disagreements(run.slurm), *site.disagreements(run.launch)]

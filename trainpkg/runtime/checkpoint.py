@@ -83,9 +83,10 @@ class Checkpoints:
                 shutil.rmtree(waiting, ignore_errors=True)
             raise UserError(f"checkpoint of step {step} cannot be saved in {self.folder}: {problem}")
         self._saved_step = step
+        seconds = time.monotonic() - started
         if self.ctx.is_main:
-            self.ctx.say(f"saved {step_name(step)} in {time.monotonic() - started:.2f} s")
-        self.ctx.reporter.saved(step)
+            self.ctx.say(f"saved {step_name(step)} in {seconds:.2f} s")
+        self.ctx.reporter.saved(step, seconds)
 
     def load_latest(self) -> str | None:
         """Load the newest whole checkpoint and return its name; None where there is none.

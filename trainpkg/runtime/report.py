@@ -59,8 +59,8 @@ class Reporter:
             self._last_step_at = now
             self._send({"event": "step", "step": step, "total": total}, may_drop=not first and step < total)
 
-    def saved(self, step: int) -> None:
-        self._send({"event": "saved", "step": step})
+    def saved(self, step: int, seconds: float) -> None:
+        self._send({"event": "saved", "step": step, "seconds": round(seconds, 3)})
 
     def exception(
         self, error: BaseException, traceback: str, victim: bool, user_error: bool, collective: bool = False

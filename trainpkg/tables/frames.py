@@ -114,11 +114,11 @@ def eval_columns(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def attempts_table(runs: Sequence[RunFiles]) -> pd.DataFrame:
-    """One row per launch; `gpu_hours` is ranks x hours, `cause` the sentence on what ended it."""
+    """One row per launch: a Slurm job that was requeued has one per life. `gpu_hours` is ranks x hours."""
     rows = [attempt_row(one, attempt) for one in runs for attempt in one.attempts]
     types = {
-        "run": "string", "recipe": "string", "attempt": "Int64", "slurm_job_id": "string", "host": "string",
-        "num_nodes": "Int64", "world_size": "Int64", "start_utc": "string", "end_utc": "string",
+        "run": "string", "recipe": "string", "attempt": "Int64", "slurm_job_id": "string", "slurm_restarts": "Int64",
+        "host": "string", "num_nodes": "Int64", "world_size": "Int64", "start_utc": "string", "end_utc": "string",
         "duration_s": "float64", "gpu_hours": "float64", "num_generations": "Int64", "num_failures": "Int64",
         "step_first": "Int64", "step_last": "Int64", "steps_gained": "Int64", "verdict": "string",
         "exit_status": "Int64", "run_again": "boolean", "cause": "string",
@@ -140,6 +140,7 @@ def attempt_row(one: RunFiles, attempt: Attempt) -> dict[str, Any]:
         "recipe": one.recipe,
         "attempt": attempt.number,
         "slurm_job_id": text(facts.get("slurm_job_id")),
+        "slurm_restarts": whole(facts.get("restarts")),
         "host": text(facts.get("host")),
         "num_nodes": nodes,
         "world_size": ranks,

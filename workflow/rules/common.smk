@@ -1,13 +1,16 @@
 # The only functions of the workflow: read and check the sheet once; what each rule asks of Slurm.
 import json
+import re
 import shlex
 from pathlib import Path
 
 import yaml
 from snakemake.exceptions import WorkflowError
-from snakemake.resources import Resources
+from snakemake.resources import Resource, Resources
 from trainpkg import sheet
+from trainpkg.config.submission import signal_trouble
 from trainpkg.errors import UserError
+from trainpkg.launch.head import history
 
 try:
     SHEET = sheet.load(config)
@@ -29,11 +32,19 @@ def config_arguments():
 CONFIG_ARGUMENTS = config_arguments()
 
 
-def run_of(wildcards):
-    """The run that a job is for; a smoke test takes the first run of its topology."""
+def run_of(wildcards, attempt=1):
+    """The run that a job is for; a smoke test takes the first run of its topology.
+
+    `launch` ends a retry at once that would change nothing. No way leads past Snakemake's count of retries, so such a
+    job at least waits for no nodes.
+    """
     if hasattr(wildcards, "topology"):
-        return SHEET.runs[TOPOLOGIES[wildcards.topology]]
-    return SHEET.runs[wildcards.run]
+        run, home = SHEET.runs[TOPOLOGIES[wildcards.topology]], f"smoke/{wildcards.topology}"
+    else:
+        run, home = SHEET.runs[wildcards.run], f"runs/{wildcards.run}"
+    home = Path(RESULTS, home)
+    vain = attempt > 1 and history.why_not_again(home / "launch", home, attempt, None)
+    return run.smallest() if vain else run
 
 
 def fingerprint(wildcards):
@@ -63,13 +74,13 @@ def tries(wildcards, attempt):
     return f"--retry {attempt}{own_job}"
 
 
-def nodes(wildcards):
-    run = run_of(wildcards)
+def nodes(wildcards, attempt=1):
+    run = run_of(wildcards, attempt)
     return min(run.launch.nodes, run.smoke.max_nodes) if hasattr(wildcards, "topology") else run.launch.nodes
 
 
-def nodes_to_evaluate(wildcards):
-    return run_of(wildcards).evaluate.nodes or nodes(wildcards)
+def nodes_to_evaluate(wildcards, attempt=1):
+    return run_of(wildcards, attempt).evaluate.nodes or nodes(wildcards, attempt)
 
 
 def mpi(wildcards, nodes):
@@ -86,25 +97,25 @@ def from_profile(name, wildcards, attempt, threads, input=None):
     return resource.evaluate(wildcards, **known).value
 
 
-def cpus(wildcards):
-    return run_of(wildcards).slurm.cpus_per_task
+def cpus(wildcards, attempt=1):
+    return run_of(wildcards, attempt).slurm.cpus_per_task
 
 
 def mem_mb(wildcards, input, attempt, threads):
-    own = run_of(wildcards).slurm.mem_mb
+    own = run_of(wildcards, attempt).slurm.mem_mb
     if own is None:
         own = from_profile("mem_mb", wildcards, attempt, threads, input)
     return 8000 if own is None else own
 
 
 def runtime(wildcards, attempt, threads):
-    run = run_of(wildcards)
+    run = run_of(wildcards, attempt)
     own = run.smoke.runtime if hasattr(wildcards, "topology") else run.slurm.runtime
     return own or from_profile("runtime", wildcards, attempt, threads) or 60
 
 
 def partition(wildcards, attempt, threads):
-    run = run_of(wildcards)
+    run = run_of(wildcards, attempt)
     own = run.slurm.partition
     if hasattr(wildcards, "topology"):
         own = run.slurm.smoke_partition or own
@@ -112,15 +123,15 @@ def partition(wildcards, attempt, threads):
 
 
 def account(wildcards, attempt, threads):
-    return run_of(wildcards).slurm.account or from_profile("slurm_account", wildcards, attempt, threads)
+    return run_of(wildcards, attempt).slurm.account or from_profile("slurm_account", wildcards, attempt, threads)
 
 
 def qos(wildcards, attempt, threads):
-    return run_of(wildcards).slurm.qos or from_profile("qos", wildcards, attempt, threads)
+    return run_of(wildcards, attempt).slurm.qos or from_profile("qos", wildcards, attempt, threads)
 
 
 def constraint(wildcards, attempt, threads):
-    return run_of(wildcards).slurm.constraint or from_profile("constraint", wildcards, attempt, threads)
+    return run_of(wildcards, attempt).slurm.constraint or from_profile("constraint", wildcards, attempt, threads)
 
 
 def gpu_option(run):
@@ -140,7 +151,7 @@ def gpus_per_node(run):
 
 
 def gres(wildcards, attempt, threads):
-    run = run_of(wildcards)
+    run = run_of(wildcards, attempt)
     if gpu_option(run) == "gres":
         return f"gpu:{gpus_per_node(run)}"
     return from_profile("gres", wildcards, attempt, threads)
@@ -148,16 +159,21 @@ def gres(wildcards, attempt, threads):
 
 def slurm_extra(wildcards, attempt, threads):
     """sbatch options that the executor has no resource for; the profile's and the run's own are appended to ours."""
-    run = run_of(wildcards)
+    run = run_of(wildcards, attempt)
     slurm = run.slurm
     options = ["--ntasks-per-node=1", "--open-mode=append"]
-    options += [f"--signal={slurm.signal}"] if slurm.signal else []
+    minutes = Resource.parse_human_friendly("runtime", runtime(wildcards, attempt, threads))
+    warning = slurm.warning(60 * minutes)
+    options += [f"--signal={warning}"] if warning else []
     options += [f"--nodelist={slurm.nodelist}"] if slurm.nodelist else []
     options += [f"--exclude={slurm.exclude}"] if slurm.exclude else []
     options += [f"--gpus-per-node={gpus_per_node(run)}"] if gpu_option(run) == "gpus-per-node" else []
     if run.launch.gpus_per_node is None and run.launch.device != "cpu":
         options.append("--exclusive")  # all GPUs that a node has
     site = from_profile("slurm_extra", wildcards, attempt, threads) or ""
+    for value in re.findall(r"--signal[= ](\S+)", site):
+        if trouble := signal_trouble(value.strip("'\"")):
+            raise WorkflowError(f"the profile's slurm_extra has --signal={value}: {trouble}")
     return " ".join([*options, site.strip("'\""), slurm.extra]).strip()
 
 

@@ -15,7 +15,7 @@ rule evaluate:
         **EVERY_JOB,
         nodes=nodes_to_evaluate,
         tasks=nodes_to_evaluate,
-        mpi=lambda wildcards: mpi(wildcards, nodes_to_evaluate(wildcards)),
+        mpi=lambda wildcards, attempt: mpi(wildcards, nodes_to_evaluate(wildcards, attempt)),
     params:
         python=sys.executable,
     shell:

@@ -13,7 +13,7 @@ rule smoke:
         **EVERY_JOB,
         nodes=nodes,
         tasks=nodes,
-        mpi=lambda wildcards: mpi(wildcards, nodes(wildcards)),
+        mpi=lambda wildcards, attempt: mpi(wildcards, nodes(wildcards, attempt)),
     params:
         python=sys.executable,
         run=lambda wildcards: run_of(wildcards).run,

@@ -17,7 +17,7 @@ rule train:
         **EVERY_JOB,
         nodes=nodes,
         tasks=nodes,
-        mpi=lambda wildcards: mpi(wildcards, nodes(wildcards)),
+        mpi=lambda wildcards, attempt: mpi(wildcards, nodes(wildcards, attempt)),
     params:
         python=sys.executable,
         fingerprint=fingerprint,

@@ -171,7 +171,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
             stop_grace_s=launch.stop_grace_s,
         ),
         "max_restarts": launch.max_restarts,
-        "deadline_lead_s": float(run.slurm.signal.partition("@")[2]) if run.slurm.signal else 120.0,
+        "deadline_lead_s": run.slurm.lead_s(),
         "env": launch.env,
         "env_prepend": launch.env_prepend,
         "preset": launch.preset,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head import failure
+from trainpkg.launch.head.deadline import Deadline
 from trainpkg.launch.head.failure import Failure
 from trainpkg.launch.head.generation import Generation
 from trainpkg.launch.head.member import Incoming
@@ -42,6 +43,7 @@ class Outcome:
     step_first: int | None = None
     step_last: int | None = None
     generations: int = 0
+    step_saved: int | None = None
     repeated: bool = False  # the last failure was the one before it again
 
     @property
@@ -64,9 +66,14 @@ class Conductor:
     origin: tuple[str, float] = field(default_factory=lambda: ("the start", time.monotonic()))  # what times count from
     asked: str = ""  # why the ranks were asked to save and end
     interrupted: bool = False
+    late: bool = False  # time was up before the ranks had stopped
+    deadline: Deadline = field(init=False)
     _shown: int | None = None
     _verdicts: set[str | None] = field(default_factory=set)
     outcome: Outcome = field(default_factory=lambda: Outcome("failed", 1))
+
+    def __post_init__(self) -> None:
+        self.deadline = Deadline(self.spec.deadline, self.spec.deadline_lead_s)
 
     def save_and_end(self, why: str) -> None:
         """Ask all ranks to save and end at the next step boundary. May be called again, and before they run."""
@@ -147,8 +154,9 @@ class Conductor:
         if current.step_first is not None and self.outcome.step_first is None:
             self.outcome.step_first = current.step_first
         self.outcome.step_last = current.step_last if current.step_last is not None else self.outcome.step_last
+        self.outcome.step_saved = current.step_saved if current.step_saved is not None else self.outcome.step_saved
         self._verdicts = {rank.done for rank in current.ranks.values()}
-        if current.failed_s is None or self.interrupted:
+        if current.failed_s is None or self.interrupted or self.late:
             return None
         self.origin = ("the failure", current.failed_s)
         found = failure.find_cause(current.all_records())
@@ -173,7 +181,7 @@ class Conductor:
     async def _until_over(self, current: Generation) -> None:
         """Take messages until all ranks are done, a failure has been gathered, or an interruption."""
         next_look = 0.0
-        while not (current.over or current.gathered(time.monotonic()) or self.interrupted):
+        while not (current.over or current.gathered(time.monotonic()) or self.interrupted or self.late):
             incoming = await self._next(0.1)
             now = time.monotonic()
             if incoming is not None:
@@ -223,9 +231,15 @@ class Conductor:
             current.node_silent(index, self.nodes[index], now)
             self.coordinator.members.pop(index).writer.close()
         current.check_late(now)
-        deadline = self.spec.deadline
-        if deadline is not None and time.time() >= deadline - self.spec.deadline_lead_s and not self.asked:
-            self.save_and_end("the job's time limit is near")
+        self._mind_the_clock(current, time.time())
+
+    def _mind_the_clock(self, current: Generation, unix_s: float) -> None:
+        deadline = self.deadline
+        deadline.save_s = max(deadline.save_s, current.save_s)
+        deadline.step_s = current.watch.pace_s or deadline.step_s
+        if deadline.near(unix_s) and not self.asked:
+            self.save_and_end(deadline.why)
+        self.late = self.late or deadline.over(unix_s)
 
     def _name(self, index: int) -> str:
         return f"node {index} ({self.nodes[index].host})"
@@ -246,6 +260,18 @@ class Conductor:
         if self._verdicts == {"finished"}:
             return self._finish("finished", 0)
         last, first = self.outcome.step_last, self.outcome.step_first
+        late = self.late and self._verdicts != {"again"}
+        if late and last is not None:
+            text = self.deadline.too_late(last)
+            if (
+                self.outcome.step_saved is None
+            ):  # the same time would not do again, but a file system may have been slow
+                return self._finish("failed", 1, sentence=text)
+            return self._finish(
+                "again", AGAIN, sentence=f"{text}; goes on from the save at step {self.outcome.step_saved}"
+            )
+        if late:
+            return self._finish("stuck", DO_NOT_RUN_AGAIN, sentence=self.deadline.too_late(None))
         if last is not None and first is not None and last >= first:
             return self._finish("again", AGAIN, sentence=f"stopped and saved at step {last}; to be run again")
         return self._finish("stuck", DO_NOT_RUN_AGAIN, sentence="stopped before any step was done; not to be run again")

@@ -64,6 +64,8 @@ class Generation:
         self.step_first: int | None = None
         self.step_last: int | None = None
         self.total: int | None = None
+        self.step_saved: int | None = None
+        self.save_s = 0.0  # the longest save
         self.num_joined = 0
         self.num_ended = 0
 
@@ -183,6 +185,9 @@ class Generation:
             self._step(rank, message["step"], now_s)
             if first and self.number > 0:
                 return f"training goes on with step {message['step']}, {now_s - self.origin[1]:.2f} s after the failure"
+        elif event == "saved":
+            self.step_saved = max(self.step_saved or 0, message["step"])
+            self.save_s = max(self.save_s, float(message.get("seconds") or 0.0))
         elif event == "done":
             rank.done = message["verdict"]
             self.step_last = max(self.step_last or 0, message.get("step") or 0) or None

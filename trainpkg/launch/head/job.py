@@ -131,6 +131,7 @@ def plan_attempt(
     more = {
         "slurm_job_id": allocation.job_id,
         "deadline": places.end_of_job(allocation, fields),
+        "deadline_lead_s": run.slurm.lead_s(places.limit_of_job(fields)),
         "cpus_per_task": min(run.slurm.cpus_per_task, cpus_per_node(allocation, fields)),
     }
     if run.launch.gpus_per_node is None and run.launch.device != "cpu":

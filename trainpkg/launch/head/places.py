@@ -117,8 +117,18 @@ def end_of_job(allocation: Allocation, fields: Mapping[str, str]) -> float | Non
     """When Slurm will end the job, in unix seconds; None when it has no limit."""
     if allocation.deadline is not None:
         return allocation.deadline
+    return _unix_s(fields.get("EndTime", ""))
+
+
+def limit_of_job(fields: Mapping[str, str]) -> float | None:
+    """Seconds that Slurm gives the job, None where it has no limit."""
+    start_s, end_s = _unix_s(fields.get("StartTime", "")), _unix_s(fields.get("EndTime", ""))
+    return None if start_s is None or end_s is None else end_s - start_s
+
+
+def _unix_s(text: str) -> float | None:
     try:
-        return time.mktime(time.strptime(fields.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:  # Unknown, NONE
         return None
 

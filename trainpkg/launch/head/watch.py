@@ -43,11 +43,16 @@ class Watch:
             self.step, self.step_s = step, now_s
 
     @property
+    def pace_s(self) -> float | None:
+        """The usual time of a step, where it is known."""
+        return statistics.median(self.durations) if self.durations else None
+
+    @property
     def patience_s(self) -> float:
         """How long no step may complete before a silent node counts as lost."""
-        if not self.durations:  # no pace known: starting up, loading data
+        if self.pace_s is None:  # starting up, loading data
             return self.timeout_s
-        return min(max(SILENT_S, 3 * statistics.median(self.durations)), self.timeout_s)
+        return min(max(SILENT_S, 3 * self.pace_s), self.timeout_s)
 
     def look(self, now_s: float) -> tuple[list[int], list[int], list[int]]:
         """(nodes newly silent, nodes heard again, nodes lost) since the last look, which should be about BEAT_S ago."""
