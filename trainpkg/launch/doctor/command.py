@@ -16,6 +16,7 @@ from trainpkg.errors import UserError
 from trainpkg.launch.doctor import checks, nodes, rows
 from trainpkg.launch.doctor.machine import Machine, Wanted
 from trainpkg.launch.doctor.rows import BAD, Row
+from trainpkg.launch.doctor.script import rules
 
 SRUN_LIMIT_S = 120.0
 DEFAULT_CONFIG = Path("config/config.yaml")
@@ -24,11 +25,14 @@ DEFAULT_CONFIG = Path("config/config.yaml")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="default: config/config.yaml, where there is one")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--script", type=Path, metavar="FILE", help="read this sbatch script, and run nothing of it")
     parser.add_argument("--nodes", action="store_true", help="look at all nodes of the Slurm job that this shell is in")
     parser.add_argument("--one-node", action="store_true", help="one line of JSON on this node: what --nodes starts")
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.script is not None:
+        return judge_script(args.script, args.json)
     wanted, found = read_config(args.config)
     if args.one_node:
         print(nodes.own_report(wanted))
@@ -39,6 +43,13 @@ def main(args: argparse.Namespace) -> int:
         found += checks.examine(Machine(), wanted, checks.LOGIN)
     print(json.dumps(rows.as_json(found), indent=1) if args.json else rows.table(found))
     return 1 if rows.worst(found) == BAD else 0
+
+
+def judge_script(path: Path, as_json: bool) -> int:
+    """Print what is known to go wrong in a batch script."""
+    script = rules.read(path)
+    print(json.dumps(rules.as_json(script), indent=1) if as_json else rules.as_text(script, str(path)))
+    return 1 if any(found.verdict == BAD for _, found in rules.findings(script)) else 0
 
 
 def ask_nodes(config: Path | None) -> nodes.Report:
