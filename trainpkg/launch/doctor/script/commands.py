@@ -15,6 +15,8 @@ OPENING = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", 
 CLOSING = frozenset({"fi", "done", "esac", "}"})
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?\+?=")
 REDIRECTION = re.compile(r"[0-9]*(?:&>>|&>|<<<|<<-|<<|<>|<&|>&|>>|>\||<|>)")
+_EMPTY, _IN, _ESAC = re.compile(r"\(\s*\)"), re.compile(r"in\b"), re.compile(r"esac\b")
+_PATTERN, _TEST_END = re.compile(r"(?:\\\n|[^\n])*?\)"), re.compile(r"\s\]\]")
 DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 
 
@@ -116,7 +118,7 @@ class Parser(Reader):
             return
         self._add(command, word)
         self._blanks(newlines=False)
-        if self.starts("()") or re.match(r"\(\s*\)", self.text[self.at :]):
+        if _EMPTY.match(self.text, self.at):
             self.take(self.text.index(")", self.at) - self.at + 1)
             self._around.append("function")
             self._blanks()
@@ -178,7 +180,7 @@ class Parser(Reader):
         name = self.word()
         self._blanks()
         command.loop = name.text
-        if re.match(r"in\b", self.text[self.at :]):
+        if _IN.match(self.text, self.at):
             self.take(2)
             while True:
                 self._blanks(newlines=False)
@@ -191,9 +193,9 @@ class Parser(Reader):
     def _pattern(self) -> None:
         """Pass over `a|b)` of a case."""
         self._blanks()
-        if re.match(r"esac\b", self.text[self.at :]):
+        if _ESAC.match(self.text, self.at):
             return
-        end = re.compile(r"[^\n]*?\)").match(self.text, self.at)
+        end = _PATTERN.match(self.text, self.at)
         if end is None:
             raise NotUnderstood(f"line {self.line}")
         self.take(len(end[0]))
@@ -243,7 +245,7 @@ class Parser(Reader):
 
     def _test(self, command: Command) -> None:
         """`[[ ... ]]`, whose inside has operators of its own."""
-        end = re.compile(r"\s\]\]").search(self.text, self.at)
+        end = _TEST_END.search(self.text, self.at)
         if end is None:
             raise NotUnderstood(f"line {self.line}: [[ is not closed")
         inner = Reader(self.text[self.at : end.start()], self.line)

@@ -45,7 +45,7 @@ def unheard(script: Script) -> Iterator[Found]:
             )
             yield Found(line, why, f"Write --signal=B:{value}.")
         elif in_batch and not in_steps:
-            why = f"--signal={value} goes to steps only: line {in_batch[0].line} runs in the batch shell and never hears it"
+            why = f"--signal={value} goes to steps only: line {in_batch[0].line}, in the batch shell, never hears it"
             yield Found(line, why, f"Start it with srun, or write --signal=B:{value} and start it with exec.")
         return
     replaced = any(re.search(r"\bexec\s", script.line_text(launcher.line)) for launcher in in_batch)
