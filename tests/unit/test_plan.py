@@ -203,6 +203,20 @@ def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert found["master_addr"] == "rack1n1" and found["master_proven"] is False and found["warnings"] == []
 
 
+def test_command_for_machines_without_slurm(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--num-nodes", "4", "--gpus-per-node", "8", "--dist-url", "tcp://10.0.0.1:29500", "c.yaml"]
+    text = run_plan({}, *words, capsys=capsys, patch=monkeypatch)
+    typed = "python -m trainpkg node --num-nodes 4 --node-rank 3 --gpus-per-node 8 --dist-url tcp://10.0.0.1:29500"
+    assert f"on node 3: {typed} --secret-file secret c.yaml" in text and "24-31" in text
+    words = ["--hosts", "n[1-2]", "--gpus-per-node", "8,4", "c.yaml", "--run", "r", "--json"]
+    found = json.loads(run_plan({}, *words, capsys=capsys, patch=monkeypatch))["commands"]
+    assert "--node-rank 1 --gpus-per-node 8,4 --dist-url tcp://n1:29500" in found[2] and found[2].endswith("--run r")
+    with pytest.raises(UserError, match="--dist-url is not given"):
+        run_plan({}, "c.yaml", capsys=capsys, patch=monkeypatch)
+
+
 @failure("F046")
 def test_command_with_uneven_nodes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--hosts", "n[1-3]", "--gpus-per-node", "4(x2),2", "--node-rank", "2"]

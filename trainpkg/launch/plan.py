@@ -21,6 +21,7 @@ from trainpkg.launch.network import is_loopback, validate_address, validate_port
 from trainpkg.launch.ports import candidate_ports, port_seed
 from trainpkg.launch.slurm.grammar import MAX_HOSTS, find_duplicate
 from trainpkg.launch.topology import resolve_topology
+from trainpkg.launch.typed import command
 
 MAX_RANKS_PER_NODE = 1024
 SHOWN_NODES = 40
@@ -222,6 +223,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="local: ignore the Slurm job that this shell is in; slurm: insist on one",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: the plan, this_node, where, warnings")
+    command.add_plan_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -234,22 +236,29 @@ def main(args: argparse.Namespace) -> int:
         node_rank=args.node_rank,
         gpus_per_node=args.gpus_per_node,
     )
+    typed = command.read_plan_arguments(args, topology.hosts if topology.where == "hosts" else None)
+    hosts = topology.hosts
+    if typed is not None and topology.where == "local":  # machines whose names nobody has said
+        hosts = (typed.host, *(f"node{index}" for index in range(1, len(hosts))))
     plan = make_plan(
-        topology.hosts,
+        hosts,
         topology.ranks_per_node,
-        master_addr=args.master_addr,
+        master_addr=args.master_addr if typed is None else typed.host,
         master_port=None if args.master_port is None else validate_port(args.master_port, "--master-port"),
-        one_machine=topology.where == "local",
+        one_machine=topology.where == "local" and (typed is None or typed.local),
         job_id=topology.job_id,
     )
     this_node = topology.this_node
+    lines = [] if typed is None else typed.lines(plan.num_nodes, args.gpus_per_node)
     if args.json:
         here = None if this_node is None else plan.to_dict()["nodes"][this_node]
         shown = plan.to_dict() | {"this_node": here, "where": topology.where, "warnings": topology.warnings}
+        shown |= {"commands": lines} if lines else {}
         print(json.dumps(shown, indent=2))
         return 0
     print(plan.describe(this_node))
-    print({"slurm": "hosts from Slurm", "hosts": "hosts from --hosts", "local": "this machine"}[topology.where])
+    where = {"slurm": "hosts from Slurm", "hosts": "hosts from --hosts", "local": "this machine"}[topology.where]
+    print("\n".join(lines) or where)
     for warning in topology.warnings:
         print(f"trainpkg: warning: {warning}", file=sys.stderr)
     return 0

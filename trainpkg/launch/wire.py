@@ -7,6 +7,7 @@ a stranger on the cluster network nor a node of another attempt gets a word in. 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import json
 import secrets
@@ -116,7 +117,9 @@ async def present(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, se
 
 async def _present(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, tag: str) -> None:
     greeting = await receive(reader)
-    if greeting is None or greeting.get("hello") != MAGIC:
+    if greeting is None:
+        raise ConnectionResetError(errno.ECONNRESET, "it hung up without a word")
+    if greeting.get("hello") != MAGIC:
         raise Refused("something listens there that is no coordinator of trainpkg")
     its_nonce, nonce = str(greeting.get("nonce", "")), secrets.token_hex(16)
     mine = proof(secret, "node", tag, its_nonce, nonce)

@@ -195,7 +195,7 @@ class Job:
         asked = ask.node_states if self.spec.where == "slurm" else None
         coordinator = Coordinator(self.spec, secret, lambda text: self.screen.say(text), asked)
         coordinator.interrupted = self._interrupt
-        head = await coordinator.listen(self.endpoint.listener if self.endpoint else None)
+        head = await coordinator.listen(self.endpoint.listener.dup() if self.endpoint else None)
         if self.endpoint is not None:  # what people see here they see at the other nodes too
             self.screen = SharedScreen(self.screen, coordinator.tell_all)
             coordinator.reception = Reception(self.endpoint, self.spec, self.screen.say)
@@ -215,8 +215,10 @@ class Job:
             outcome = Outcome("failed", 1, sentence=str(error))
         finally:
             require_output(self.spec, outcome)
-            # to srun its tasks end well, whatever the verdict; who typed a command wants to know
-            coordinator.goodbye(outcome.status if self.endpoint else 0, last_words(self.spec, outcome))
+            words = last_words(self.spec, outcome)
+            coordinator.goodbye(outcome.status if self.endpoint else 0, words)  # to srun its tasks always end well
+            if self.endpoint is not None:
+                self.endpoint.last_words = words
             await coordinator.close()
             await asyncio.to_thread(nodes.end, END_GRACE_S)
         return outcome

@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class Endpoint:
     listener: socket.socket
     secret: str
     lines: list[str]
-    open: bool = False  # a roll call has been held here
+    called: set[int] = field(default_factory=set)  # nodes that have heard, or will hear, how it ends
+    last_words: str = ""
 
 
 def typed_fields(endpoint: Endpoint) -> dict[str, Any]:
@@ -54,11 +55,11 @@ class Reception:
 
     def __init__(self, endpoint: Endpoint, spec: Spec, say: Callable[[str], None]) -> None:
         self.endpoint, self.spec, self.say = endpoint, spec, say
-        endpoint.open = True
         token, config = secrets.token_hex(16), Path(spec.config_path).read_text()
         Path(spec.launch_dir, TOKEN).write_text(token)
         self.welcome: Message = {"type": "spec", "spec": dataclasses.asdict(spec), "config": config, "token": token}
         self.complete = False
+        self._guests: dict[int, str] = {}
         self._next_word_s = time.monotonic() + FIRST_WORD_S
         self._pause_s = FIRST_WORD_S
 
@@ -66,16 +67,34 @@ class Reception:
         self, asked: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Message | None:
         """Give a caller the spec and return its facts. Raises wire.Refused, which the caller has heard too."""
+        who = f"{asked.get('host')} (process {asked.get('pid')})"
         why = misfit(self.endpoint.typed, socket.gethostname(), asked)
-        if not why and self.complete:
-            why = f"all {self.spec.num_nodes} nodes are there and their ranks run: {asked.get('host')} comes too late"
+        index = int(asked.get("node_rank") or 0)
+        if not why and index in self._guests:
+            why = (
+                f"two nodes say that they are node {index}: {self._guests[index]} and {who}. Each machine needs a "
+                "--node-rank of its own"
+            )
+        if self.complete:
+            why = f"{who} comes too late: all {self.spec.num_nodes} nodes are there. {why}"
             self.say(why)
         if why:
             writer.write(wire.encode({"type": "bye", "status": 1, "sentence": why}))
             await writer.drain()
             raise wire.Refused(why)
+        self.endpoint.called.add(index)
+        self._guests[index] = who
         writer.write(wire.encode(self.welcome))
-        return await asyncio.wait_for(wire.receive(reader), FACTS_TIMEOUT_S)
+        try:
+            answer = await asyncio.wait_for(wire.receive(reader), FACTS_TIMEOUT_S)
+        except TimeoutError as error:
+            raise wire.Refused(f"node {index}, {who}, has been silent for {FACTS_TIMEOUT_S:g} s") from error
+        if answer is None:  # it may be typed again
+            del self._guests[index]
+            self.say(f"node {index}, {who}, has gone before it answered")
+        elif answer.get("type") == "failed":
+            raise wire.Refused(f"node {index}, {who}: {answer.get('why')}")
+        return answer
 
     def wait(self, present: Mapping[int, NodeFacts], now_s: float, deadline_s: float, ended: str) -> None:
         """Remind people of who is missing. Raises RollCallError when it is too late."""
@@ -114,10 +133,8 @@ class Reception:
 
 
 async def turn_away(endpoint: Endpoint, status: int, sentence: str) -> None:
-    """Where there was no roll call, tell the verdict to those who call within a few seconds."""
-    if endpoint.open or endpoint.typed.num_nodes == 1:
-        return
-    called: set[int] = set()
+    """Tell the verdict to those who have not heard of it and call within a few seconds."""
+    wanted = set(range(1, endpoint.typed.num_nodes))
     all_called = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -126,11 +143,13 @@ async def turn_away(endpoint: Endpoint, status: int, sentence: str) -> None:
             asked = await asyncio.wait_for(wire.receive(reader), wire.HANDSHAKE_TIMEOUT_S)
             writer.write(wire.encode({"type": "bye", "status": status, "sentence": sentence}))
             await writer.drain()
-            called.add((asked or {}).get("node_rank", -1))
+            endpoint.called.add(int((asked or {}).get("node_rank") or 0))
         writer.close()
-        if len(called) >= endpoint.typed.num_nodes - 1:
+        if endpoint.called >= wanted:
             all_called.set()
 
+    if endpoint.called >= wanted:
+        return
     server = await asyncio.start_server(serve, sock=endpoint.listener, limit=wire.MAX_LINE)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(all_called.wait(), TURN_AWAY_S)

@@ -19,6 +19,7 @@ from trainpkg.launch.network import validate_address, validate_port
 from trainpkg.launch.slurm.grammar import expand_counts, parse_int, quote
 
 MAX_NODES = 1024  # by hand
+DEFAULT_PORT = 29500  # as torchrun has it
 STAGES = ("smoke", "train", "evaluate")
 
 
@@ -129,6 +130,47 @@ def command_lines(
         words += ["--dist-url", dist_url, *(["--local"] if local else []), "--secret-file", secret_file, config]
         lines.append(shlex.join(words + (["--run", run] if run else [])))
     return lines
+
+
+@dataclass(frozen=True)
+class TypedPlan:
+    """What `plan` was told of nodes that people will type."""
+
+    host: str
+    port: int
+    local: bool
+    secret_file: str
+    config: str
+    run: str | None
+
+    def lines(self, num_nodes: int, gpus_per_node: str | None) -> list[str]:
+        """The commands of all machines, for people."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        url = f"tcp://{host}:{self.port}"
+        typed = command_lines(num_nodes, gpus_per_node, url, self.secret_file, self.config, self.run, self.local)
+        make = f"(umask 077; head -c 32 /dev/urandom | base64 > {shlex.quote(self.secret_file)})"
+        first = f"once, then copied to every machine: {make}"
+        return [first, *(f"on node {index}: {line}" for index, line in enumerate(typed))]
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `plan` for machines without Slurm, on each of which `node` will be typed."""
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="print what to type on machines without Slurm")
+    parser.add_argument("--run", help="name of the run, in what is to be typed")
+    parser.add_argument("--dist-url", metavar="tcp://HOST:PORT", help="where node 0 will listen: an address of it")
+    parser.add_argument("--secret-file", default="secret", metavar="FILE", help="in what is to be typed")
+    parser.add_argument("--local", action="store_true", help="all nodes will be on one machine")
+
+
+def read_plan_arguments(args: argparse.Namespace, hosts: tuple[str, ...] | None) -> TypedPlan | None:
+    """What was said of typed nodes, None if nothing; without --dist-url the first of `hosts` is node 0's."""
+    if args.config is None and args.dist_url is None:
+        return None
+    if args.dist_url is None and hosts is None:
+        raise UserError("--dist-url is not given, and no --hosts: the nodes need an address of node 0 to call")
+    host, port = parse_dist_url(args.dist_url) if args.dist_url is not None else ((hosts or ("",))[0], DEFAULT_PORT)
+    config = args.config or "config/config.yaml"
+    return TypedPlan(host, port, args.local, args.secret_file, config, args.run)
 
 
 def _refuse_tasks(env: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ from trainpkg.launch.reach import Streams, Unreached, connect
 from trainpkg.launch.spec import TOKEN, Spec, Timeouts
 from trainpkg.launch.typed import address
 from trainpkg.launch.typed.command import Typed
+from trainpkg.launch.typed.keeper import PARENT_GONE, keep
 from trainpkg.launch.typed.secret import read_secret
 from trainpkg.launch.wire import Message
 
@@ -48,10 +49,15 @@ def main(args: argparse.Namespace, typed: Typed) -> int:
         raise UserError("--secret-file is not given: it proves that the nodes belong together")
     secret = read_secret(args.secret_file)
     say(f"node {typed.node_rank} of {typed.num_nodes} ({', '.join(typed.taken)})")
-    processes.adopt_orphans()
     patience_s = args.start_timeout or Timeouts().start_s
+    return keep(lambda: work(typed, secret, args.secret_file, patience_s))
+
+
+def work(typed: Typed, secret: str, secret_file: Path, patience_s: float) -> int:
+    """What the kept process does."""
+    processes.adopt_orphans()
     try:
-        return asyncio.run(take_part(typed, secret, args.secret_file, patience_s))
+        return asyncio.run(take_part(typed, secret, secret_file, patience_s))
     except Refused as error:
         print(f"trainpkg: {error}", file=sys.stderr, flush=True)
         return error.status
@@ -70,14 +76,21 @@ async def take_part(typed: Typed, secret: str, secret_file: Path, patience_s: fl
     """From the first call to the verdict."""
     me = asyncio.current_task()
     assert me is not None
+    loop, parent = asyncio.get_running_loop(), os.getppid()
     for signum in (signal.SIGINT, signal.SIGTERM):  # until the node has handlers of its own
-        asyncio.get_running_loop().add_signal_handler(signum, me.cancel)
+        loop.add_signal_handler(signum, me.cancel)
+    loop.add_signal_handler(PARENT_GONE, lambda: me.cancel() if os.getppid() != parent else None)
     streams, welcome = await ask(typed, secret, secret_file, patience_s)
-    spec, spec_path, trouble = await asyncio.to_thread(settle, welcome)
-    node = Node(spec, spec_path, typed.node_rank, secret, "", streams)
-    node.facts = dataclasses.replace(node.facts, trouble=node.facts.trouble or trouble)
-    node.show = say
-    status = await node.run()
+    try:
+        spec, spec_path, trouble = await asyncio.to_thread(settle, welcome)
+        node = Node(spec, spec_path, typed.node_rank, secret, "", streams)
+        node.facts = dataclasses.replace(node.facts, trouble=node.facts.trouble or trouble)
+        node.show = say
+        status = await node.run()
+    except (UserError, OSError) as error:  # node 0 tells the others
+        streams[1].write(wire.encode({"type": "failed", "why": str(error)}))
+        await asyncio.wait_for(streams[1].drain(), 1.0)
+        raise
     lost = f"the command of node 0 ({typed.host} port {typed.port}) ended without a verdict; all ranks here were ended"
     if status != 0:
         raise Refused(node.last_words or lost, status)
@@ -96,8 +109,11 @@ async def ask(typed: Typed, secret: str, secret_file: Path, patience_s: float) -
     next_word_s, pause_s = begin + FIRST_WORD_S, FIRST_WORD_S
     while True:
         streams, why = await call(typed)
-        if streams is not None:
-            return streams, await present(typed, secret, secret_file, streams)
+        try:
+            if streams is not None:
+                return streams, await present(typed, secret, secret_file, streams)
+        except OSError as error:  # the end of an earlier launch there
+            why = f"{typed.host}: {error.strerror or error}"
         now = time.monotonic()
         if now - begin > patience_s:
             raise UserError(
@@ -132,7 +148,7 @@ async def present(typed: Typed, secret: str, secret_file: Path, streams: Streams
         await wire.present(reader, writer, secret, "typed nodes")
         writer.write(wire.encode(typed.question(socket.gethostname(), os.getpid())))
         answer = await wire.receive(reader)
-    except (wire.Refused, OSError) as error:
+    except wire.Refused as error:
         raise UserError(
             f"node 0 at {place} and this node do not know each other ({error}). Either {secret_file} is not the file "
             f"that node 0 was given (compare `sha256sum {secret_file}` on both), or another launch has that port"

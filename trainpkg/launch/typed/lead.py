@@ -50,7 +50,8 @@ def main(args: argparse.Namespace, typed: Typed) -> int:
         except UserError as error:
             asyncio.run(turn_away(endpoint, error.status, str(error)))
             raise
-        asyncio.run(turn_away(endpoint, status, f"{typed.stage} of run {run.run!r} was finished already"))
+        words = endpoint.last_words or f"{typed.stage} of run {run.run!r} was finished already"
+        asyncio.run(turn_away(endpoint, status, words))
         return status
 
 
