@@ -13,8 +13,8 @@ from pathlib import Path
 
 PARENT = Path("/var/tmp")
 PREFIX = "trainpkg-lab-"
-PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare", "nsenter", "setpriv")
-INSTALL = "apt-get install slurmctld slurmd slurm-client munge iproute2 util-linux"
+PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nft", "unshare", "nsenter", "setpriv")
+INSTALL = "apt-get install slurmctld slurmd slurm-client munge iproute2 nftables util-linux"
 SLURM_CONF_DIR = Path("/etc/slurm")
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -118,10 +118,12 @@ def test_a_stopped_node_is_named_at_the_deadline(lab: Lab, shared_dir: Path) -> 
         return bool(stopped)
 
     lab.wait_until(stop, "the node process of n2", timeout=30)
+    lab.run(["scontrol", "update", "nodename=n2", "state=drain", "reason=bad fan = 3"])
     begin = time.monotonic()
     assert job.status() == 1, job.output
     assert time.monotonic() - begin < 25
     assert "node 1 (n2) did not answer the roll call within 5 s" in job.output
+    assert "node 1 (n2): Slurm says MIXED+DRAIN (bad fan = 3, root" in job.output and "n2 is up" in job.output
     job.nothing_left(10)
 
 

@@ -22,11 +22,17 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Unreached(Exception):
-    """A connection that did not come about. `kind`: refused, rejected, absent, silent, no_route, own_firewall, name."""
+    """A connection that did not come about. `kind`: refused, rejected, absent, silent, no_route, own_firewall, name,
+    foreign (somebody else listens there), other."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
+
+    @property
+    def definite(self) -> bool:
+        """Whether somebody said no, as opposed to nobody having said anything yet."""
+        return self.kind in ("refused", "rejected", "no_route", "own_firewall")
 
 
 def explain(error: BaseException, seconds: float) -> Unreached:
@@ -44,7 +50,7 @@ def explain(error: BaseException, seconds: float) -> Unreached:
     if number in (errno.EHOSTUNREACH, errno.EACCES, errno.ENETUNREACH) and seconds < AT_ONCE_S:
         if number == errno.ENETUNREACH:
             return Unreached("no_route", f"{said}: this machine has no route to that network")
-        return Unreached("rejected", f"{said}, at once: a firewall there rejects it (as firewalld does)")
+        return Unreached("rejected", f"{said}, at once: a firewall there rejects it, as firewalld does")
     if number in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return Unreached("absent", f"{said}, after {seconds:.0f} s: no machine answers at that address")
     if number == errno.EPERM:
@@ -68,7 +74,7 @@ async def connect(address: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S)
     return streams
 
 
-async def connect_any(addresses: Sequence[str], port: int, errors: dict[str, str]) -> tuple[str, Streams] | None:
+async def connect_any(addresses: Sequence[str], port: int, errors: dict[str, Unreached]) -> tuple[str, Streams] | None:
     """A connection to the first of one machine's addresses that answers; an unanswered one delays the next little.
 
     Reasons of those that do not go into `errors`. None: none of them.
@@ -90,7 +96,7 @@ async def connect_any(addresses: Sequence[str], port: int, errors: dict[str, str
                     return address, task.result()
                 if not isinstance(error, Unreached):
                     raise error
-                errors[address] = str(error)
+                errors[address] = error
     finally:
         for task in waiting:
             task.cancel()

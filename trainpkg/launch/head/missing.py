@@ -21,6 +21,7 @@ AskStates = Callable[[Sequence[str]], Mapping[str, str]]
 LAST_WORDS = " error: "  # as a node's log has it, behind the time
 LOG_BYTES = 20_000
 ASK_SLURM_S = 8.0  # after the first answer
+LOOK_S = 1.0
 LEFT_S = 1.5  # after a node has left: time for the reason, which another one may have
 
 
@@ -36,6 +37,8 @@ class Waiting:
     deadline_s: float = 0.0
     left: tuple[str, float] | None = None  # a node that answered and went, and when
     _asked: bool = False
+    _next_look_s: float = 0.0
+    _looked_at: int = 0
 
     def __post_init__(self) -> None:
         self.deadline_s = self.begin_s + self.spec.timeouts.start_s
@@ -56,15 +59,29 @@ class Waiting:
         if way.busy:  # they are there, and busy: the roll call's time is not for that
             self.deadline_s = max(self.deadline_s, min(now + times.rollcall_s, self.begin_s + times.start_s))
         absent = [index for index in range(self.spec.num_nodes) if index not in there]
+        if spoken := self._spoken(absent, now, at_once=bool(ended or self.left)):
+            raise RollCallError(f"{spoken}. Answered: {name_nodes(list(there.values())) or 'none'}")
         if self.left and (ended or now >= min(self.deadline_s, self.left[1] + LEFT_S)):
-            if not any(last_words(self.spec, index) for index in absent):
-                raise RollCallError(f"{self.left[0]} answered the roll call and then its connection ended")
-            ended = ended or f"{self.left[0]} left"
+            raise RollCallError(f"{self.left[0]} answered the roll call and then its connection ended")
         if now >= self.deadline_s or ended:
             raise RollCallError(await self._sentence(absent, there, ended, way))
         if self.first_s is not None and absent and not self._asked and now > self.first_s + ASK_SLURM_S:
             self._asked = True
             await self._ask(absent, there, way)
+
+    def _spoken(self, absent: list[int], now: float, at_once: bool) -> str:
+        """The last words of a node that gave up: it has ended, whatever its starter still waits for. A few per look."""
+        if not absent or not (at_once or now >= self._next_look_s):
+            return ""
+        self._next_look_s = now + LOOK_S
+        start = self._looked_at % len(absent)
+        some = [*absent[start:], *absent[:start]][:MAX_NAMED]
+        self._looked_at += len(some)
+        found = {index: words for index in some if (words := last_words(self.spec, index))}
+        if not found:
+            return ""
+        names = ", ".join(f"node {index} ({self.spec.hosts[index]})" for index in found)
+        return f"{names} did not answer the roll call: {next(iter(found.values()))}"
 
     async def _ask(self, absent: list[int], there: Mapping[int, NodeFacts], way: OnTheWay) -> None:
         """Some let the others wait: say so, and wait no longer for those that Slurm holds for gone."""
@@ -126,10 +143,7 @@ async def explain(spec: Spec, indices: Sequence[int], ask_states: AskStates | No
 
 
 def _one(spec: Spec, index: int, state: str, knocked: str) -> str:
-    words = last_words(spec, index)
-    if words:
-        return f"node {index} ({spec.hosts[index]}) says: {words}"
-    if words is None:
+    if last_words(spec, index) is None:
         log = "its launcher never ran: its log is absent (is the run directory shared?)"
     else:
         log = "its launcher ran and fell silent: see its log"

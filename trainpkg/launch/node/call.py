@@ -10,10 +10,12 @@ from collections.abc import Callable
 from trainpkg.errors import UserError
 from trainpkg.launch import wire
 from trainpkg.launch.network import validate_address, validate_port
-from trainpkg.launch.reach import Streams, connect_any
+from trainpkg.launch.reach import Streams, Unreached, connect_any
 from trainpkg.launch.spec import Spec
 
-GIVE_UP_S = 7.0  # it listened before this node was started: what refuses or drops twice does so for ever
+# It listened before this node was started: what refuses for seconds, or drops packets twice, does so for ever.
+GIVE_UP_REFUSED_S = 3.0
+GIVE_UP_S = 7.0
 CALLS_PER_S = 500  # that a busy first node answers at least: when thousands call at once, it may drop some at first
 
 
@@ -30,9 +32,9 @@ async def call_head(head: str, secret: str, spec: Spec, say: Callable[[str], Non
     Raises UserError with each address and why it did not do.
     """
     addresses, port = parse_head(head)
-    patience_s = min(spec.timeouts.rollcall_s, GIVE_UP_S + spec.num_nodes / CALLS_PER_S)
-    end = time.monotonic() + patience_s
-    errors: dict[str, str] = {}
+    limit_s = min(spec.timeouts.rollcall_s, GIVE_UP_S + spec.num_nodes / CALLS_PER_S)
+    begin = time.monotonic()
+    errors: dict[str, Unreached] = {}
     pause_s = 0.1
     while True:
         left = list(addresses)
@@ -41,19 +43,21 @@ async def call_head(head: str, secret: str, spec: Spec, say: Callable[[str], Non
             try:
                 await wire.present(*streams, secret, spec.handshake)
             except (wire.Refused, OSError) as error:
-                errors[address] = str(error)
+                errors[address] = Unreached("foreign", str(error))
                 streams[1].close()
                 left.remove(address)
                 continue
             say(f"reached the coordinator at {address} port {port}")
             return streams
-        if time.monotonic() > end:
+        patience_s = min(limit_s, GIVE_UP_REFUSED_S) if all(e.definite for e in errors.values()) else limit_s
+        if time.monotonic() > begin + patience_s:
             break
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, 2.0)
     told = "; ".join(f"{address}: {why}" for address, why in errors.items())
+    here = socket.gethostname()
     raise UserError(
-        f"{socket.gethostname()} cannot reach the coordinator on the first node at port {port} ({told}). By hand: "
-        f"`nc -l {port}` on {spec.hosts[0]}, then `nc -v {addresses[0]} {port}` here. Where the site leaves certain "
-        "ports open between nodes, set launch.port to that range"
+        f"{here} cannot reach the coordinator on the first node at port {port} ({told}). By hand: `nc -l {port}` on "
+        f"{spec.hosts[0]}, then `nc -v {addresses[0]} {port}` on {here}. Where the site leaves certain ports open "
+        "between nodes, set launch.port to that range"
     )
