@@ -109,3 +109,51 @@ def test_ranks_that_never_say_a_word_are_late_by_name(own_imports: bool, late_s:
     generation.check_late(late_s)
     (record,) = generation.all_records()
     assert (record.kind, record.who) == ("init_timeout", "rank 2 on node 1 (n2)")
+
+
+def ended(verdicts: set[str | None], **outcome: Any) -> Any:
+    """What a conductor concludes from what its last generation of ranks said, `late`: time was up before they ended."""
+    late = outcome.pop("late", False)
+    coordinator = Coordinator(make_spec(deadline=1000.0, deadline_lead_s=120.0), "secret", lambda text: None)
+    conductor = Conductor(coordinator, coordinator.spec, [], Silent(), lambda index: None)
+    conductor.late, conductor._verdicts = late, verdicts
+    for name, value in outcome.items():
+        setattr(conductor.outcome, name, value)
+    return conductor._conclude()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "facts", "verdict", "status", "run_again"),
+    [
+        ({"finished"}, {"late": True}, "finished", 0, True),
+        ({"again"}, {"step_first": 8, "step_last": 8}, "again", 75, True),
+        ({"again"}, {"step_first": 8, "step_last": 8, "late": True}, "again", 75, True),
+        ({"again"}, {}, "stuck", 78, False),
+        ({None}, {"late": True}, "stuck", 78, False),
+        ({None}, {"step_first": 8, "step_last": 9, "step_saved": 8, "late": True}, "again", 75, True),
+        ({None, "again"}, {"step_first": 8, "step_last": 9, "late": True}, "failed", 1, True),
+    ],
+)
+def test_only_a_run_that_came_further_is_run_again(
+    verdicts: set[str | None], facts: dict[str, Any], verdict: str, status: int, run_again: bool
+) -> None:
+    outcome = ended(verdicts, **facts)
+    assert (outcome.verdict, outcome.status, outcome.run_again) == (verdict, status, run_again)
+    if facts.get("late") and verdict != "finished" and verdicts != {"again"}:
+        assert "time" in outcome.sentence
+
+
+def test_a_save_makes_the_clock_begin_earlier() -> None:
+    """The warning is 120 s ahead; what a save has taken is known to last longer."""
+    spec = make_spec(deadline=1000.0, deadline_lead_s=120.0)
+    coordinator = Coordinator(spec, "secret", lambda text: None)
+    conductor = Conductor(coordinator, spec, [], Silent(), lambda index: None)
+    generation = begin(2)
+    conductor._mind_the_clock(generation, 700.0)
+    assert not conductor.asked
+    generation.take(0, {"type": "event", "event": "saved", "rank": 0, "step": 10, "seconds": 200.0}, 1.0)
+    conductor._mind_the_clock(generation, 700.0)
+    assert "405 s ahead instead of 120 s, since a save takes 200 s" in conductor.asked
+    assert not conductor.late
+    conductor._mind_the_clock(generation, 996.0)
+    assert conductor.late

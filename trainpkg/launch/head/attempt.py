@@ -25,7 +25,7 @@ from trainpkg.launch import facts
 from trainpkg.launch.head import history
 from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, Outcome
 from trainpkg.launch.slurm.control import Life
-from trainpkg.launch.spec import ENTRY, PRELOAD, Spec, Timeouts
+from trainpkg.launch.spec import PRELOAD, Spec, Timeouts
 
 STAGES = ("smoke", "train", "evaluate")
 FINISHED = "finished.json"
@@ -208,7 +208,7 @@ def open_attempt(spec: Spec, folder: Folder, run: Run, retry: int = 1, life: Lif
         "hosts": spec.hosts,
         "start": time.time(),
         "saved_before": history.saved_step(folder.run_dir),
-        "counts_steps": spec.stage != "train" or spec.entry == ENTRY,
+        "counts_steps": not spec.silent,
         "verdict": None,  # as long as nobody wrote one, the attempt runs or was killed
         "status": None,
     }

@@ -259,22 +259,24 @@ class Conductor:
         """All ranks said that they are done, with one verdict."""
         if self._verdicts == {"finished"}:
             return self._finish("finished", 0)
+        if self.late and self._verdicts != {"again"}:
+            return self._out_of_time()
         last, first = self.outcome.step_last, self.outcome.step_first
-        late = self.late and self._verdicts != {"again"}
-        if late and last is not None:
-            text = self.deadline.too_late(last)
-            if (
-                self.outcome.step_saved is None
-            ):  # the same time would not do again, but a file system may have been slow
-                return self._finish("failed", 1, sentence=text)
-            return self._finish(
-                "again", AGAIN, sentence=f"{text}; goes on from the save at step {self.outcome.step_saved}"
-            )
-        if late:
-            return self._finish("stuck", DO_NOT_RUN_AGAIN, sentence=self.deadline.too_late(None))
+        if self.spec.silent and last is None and self._verdicts == {"again"}:
+            return self._finish("again", AGAIN, sentence="its program asks to be run again (status 75)")
         if last is not None and first is not None and last >= first:
             return self._finish("again", AGAIN, sentence=f"stopped and saved at step {last}; to be run again")
         return self._finish("stuck", DO_NOT_RUN_AGAIN, sentence="stopped before any step was done; not to be run again")
+
+    def _out_of_time(self) -> Outcome:
+        """The ranks were still at it when the job had to end. What they saved before then is not lost."""
+        last, saved = self.outcome.step_last, self.outcome.step_saved
+        text = self.deadline.too_late(last)
+        if saved is not None:
+            return self._finish("again", AGAIN, sentence=f"{text}; goes on from the save of step {saved}")
+        if last is None and not self.spec.silent:
+            return self._finish("stuck", DO_NOT_RUN_AGAIN, sentence=f"{text}. Not to be run again")
+        return self._finish("failed", 1, sentence=text)
 
     def _finish(self, verdict: str, status: int, found: Failure | None = None, sentence: str = "") -> Outcome:
         self.outcome.verdict, self.outcome.status = verdict, status

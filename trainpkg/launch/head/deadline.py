@@ -45,7 +45,7 @@ class Deadline:
     def too_late(self, step: int | None) -> str:
         """What to say of ranks that were still at it when time was up; `step`: the last one done, None without any."""
         if step is None:
-            return "no step was done in the time that this job had: give it more (slurm.runtime). Not to be run again"
+            return "no step was done in the time that this job had: give it more (slurm.runtime)"
         known = f"a step takes {self.step_s:.0f} s" + (f" and a save {self.save_s:.0f} s" if self.save_s else "")
         return (
             f"the ranks were asked to save {self.lead_s:.0f} s before the time limit and had not when it came, at step "
