@@ -22,8 +22,14 @@ def test_prologue_wrapper_and_srun_args_on_two_nodes(lab: Lab, shared_dir: Path)
     for name in ("good", "bad", "lost"):
         (shared_dir / name).mkdir()
     shutil.copytree(lab.work_dir / "etc", elsewhere)
+    one_core = "[ $TRAINPKG_NODE_RANK = 0 ] || taskset --cpu-list --pid 0 $$ > /dev/null"
     site: dict[str, Any] = TWO | {
-        "prologue": [f"pwd > {shared_dir}/cwd-$TRAINPKG_NODE_RANK", 'export LOADED="$(hostname) it\'s"', "echo loaded"],
+        "prologue": [
+            f"pwd > {shared_dir}/cwd-$TRAINPKG_NODE_RANK",
+            'export LOADED="$(hostname) it\'s"',
+            "echo loaded",
+            one_core,
+        ],
         "wrapper": "/usr/bin/env WRAPPED=1 PATH=/inside",
         "env_prepend": {"PATH": "/opt/site"},
         "srun_args": f"--chdir={shared_dir} --gpus-per-node=3",
@@ -41,6 +47,7 @@ def test_prologue_wrapper_and_srun_args_on_two_nodes(lab: Lab, shared_dir: Path)
     assert "loaded" in (shared_dir / "good/run/launch/1/0/node-1.log").read_text()
     assert f"--chdir={shared_dir} --gpus-per-node=3" in good.output
     assert "threads per rank: 1 (2 CPUs" in good.output
+    assert "node 1 (n2) may use 1 of the 2 CPUs asked of Slurm (slurm.cpus_per_task): all its work" in good.output
     assert "warning: slurm.cpus_per_task is 4, but job" in good.output
     assert bad.status() == 1
     assert "node 1 (n2): line 1 of launch.prologue, '[ $SLURM_NODEID = 0 ]', ended with status 1" in bad.output
