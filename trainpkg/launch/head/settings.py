@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from trainpkg import variables
 from trainpkg.launch import facts
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.spec import Spec
@@ -25,8 +26,8 @@ def describe(spec: Spec, nodes: Sequence[NodeFacts]) -> list[str]:
     lines = [f"first node {first.host}; addresses: {'; '.join(some)}{more}"]
     for (count, reason), group in _groups(nodes, [(node.threads, node.threads_reason) for node in nodes]):
         lines.append(f"threads per rank: {count} ({reason}) on {_names(nodes, group)}")
-    for variables, group in _groups(nodes, [tuple(sorted(node.variables.items())) for node in nodes]):
-        told = " ".join(f"{name}={value}" for name, value in variables) or "none of those of torch, NCCL and gloo"
+    for values, group in _groups(nodes, [tuple(sorted(node.variables.items())) for node in nodes]):
+        told = " ".join(f"{name}={value}" for name, value in values) or "none of those of torch, NCCL and gloo"
         preset = f" (launch.preset: {spec.preset})" if spec.preset != "none" else ""
         lines.append(f"variables{preset} on {_names(nodes, group)}: {told}")
     return lines
@@ -40,8 +41,8 @@ def warnings(spec: Spec, nodes: Sequence[NodeFacts]) -> list[str]:
         found.append(
             f"launch.preset: {spec.preset} has no effect here: its variables are NCCL's, and the ranks use gloo"
         )
-    names = sorted({name for node in nodes for name in node.variables})
-    for name in names:
+    names = {name for node in nodes for name in node.variables if name.startswith(variables.LIBRARY_PREFIXES)}
+    for name in sorted(names):
         found += facts.differences(name, nodes, [node.variables.get(name, UNSET) for node in nodes])
     for name in sorted({name for node in nodes for name in node.versions} - set(facts.MUST_AGREE)):
         versions = [node.versions.get(name, "unknown") for node in nodes]
