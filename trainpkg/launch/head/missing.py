@@ -7,6 +7,7 @@ firewall, a machine that is down and a launcher that does not start are told apa
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from trainpkg.launch.slurm import ask
 from trainpkg.launch.spec import Spec
 
 AskStates = Callable[[Sequence[str]], Mapping[str, str]]
-LAST_WORDS = " error: "  # as a node's log has it, behind the time
+LAST_WORDS = re.compile(r"^[0-9:]{8} error: (.*)$", re.MULTILINE)  # as Node.run writes it into the node's log
 LOG_BYTES = 20_000
 ASK_SLURM_S = 8.0  # after the first answer
 LOOK_S = 1.0
@@ -118,8 +119,8 @@ def last_words(spec: Spec, index: int) -> str | None:
         text = (spec.generation_dir(0) / f"node-{index}.log").read_bytes()[-LOG_BYTES:].decode(errors="replace")
     except OSError:
         return None
-    lines = [line for line in text.splitlines() if LAST_WORDS in line]
-    return lines[-1].partition(LAST_WORDS)[2].strip() if lines else ""
+    found = LAST_WORDS.findall(text)
+    return found[-1].strip() if found else ""
 
 
 async def states_of(hosts: Sequence[str], ask_states: AskStates | None) -> Mapping[str, str]:

@@ -36,13 +36,13 @@ def parse_node_states(text: str) -> dict[str, str]:
 def split_fields(line: str) -> dict[str, str]:
     """`A=1 B=two words C=3` as a mapping: a field goes on until the next word that looks like the name of one."""
     begins = list(_FIELD.finditer(line))
-    ends = [match.start() for match in begins[1:]] + [len(line)]
+    ends = [*(match.start() for match in begins), len(line)][1:]
     return {match[1]: line[match.end() : end].strip() for match, end in zip(begins, ends, strict=True)}
 
 
 def is_down(state: str) -> bool:
     """Whether Slurm itself holds the node for gone: no launcher will start there."""
-    return bool(re.match(r"[A-Z+]*(DOWN|FAIL|NOT_RESPONDING|POWERED_DOWN|POWERING_DOWN|REBOOT)|[A-Z+]*\*", state))
+    return bool(re.match(r"[A-Z+]*(DOWN|NOT_RESPONDING|POWERED_DOWN|POWERING_DOWN|REBOOT)|[A-Z+]*\*", state))
 
 
 def describe(states: Mapping[str, str], host: str) -> str:
