@@ -7,7 +7,7 @@ and sums and counts add up in float64. So a data set that the ranks do not divid
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,40 @@ from trainpkg.runtime.state import RunningLoss, TrainState
 
 
 @torch.no_grad()
-def evaluate(ctx: RankContext, strategy: Single, task: tasks.Task, splits: data.Splits, batch: int) -> list[float]:
-    """The task's sums over all held-out samples, equal on all ranks. `batch`: samples per pass and rank. Collective."""
+def evaluate(
+    ctx: RankContext,
+    strategy: Single,
+    task: tasks.Task,
+    splits: data.Splits,
+    batch: int,
+    stops: Callable[[], bool] | None = None,
+) -> list[float] | None:
+    """The task's sums over all held-out samples, equal on all ranks. `batch`: samples per pass and rank. Collective.
+
+    `stops` is asked before each pass, and ends the evaluation without a result (None).
+    """
+    with ctx.reporter.phase("evaluating"):
+        return _evaluate(ctx, strategy, task, splits, batch, stops)
+
+
+def _evaluate(
+    ctx: RankContext,
+    strategy: Single,
+    task: tasks.Task,
+    splits: data.Splits,
+    batch: int,
+    stops: Callable[[], bool] | None,
+) -> list[float] | None:
     strategy.broadcast_buffers()
     strategy.module.eval()
     held_out = splits.validation
     total = torch.zeros(task.num_sums, dtype=torch.float64, device=ctx.device)
     for first, num_real in evaluation_passes(held_out.num_samples, batch, ctx.rank, ctx.world_size):
+        if stops is None:
+            ctx.reporter.alive()
+        elif stops():
+            strategy.module.train()
+            return None
         places = torch.arange(first, first + batch)
         is_real = (torch.arange(batch) < num_real).to(ctx.device)
         with strategy.autocast():
@@ -56,7 +83,9 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     if name is None:
         raise UserError(f"{folder} holds no whole checkpoint; train the run first")
     require_trained(state.step, run.train.max_steps, folder, checkpoints.passed_over)
+    # A request to stop is not heard here: nothing of an evaluation can be saved.
     sums = evaluate(ctx, strategy, task, splits, run.evaluate.batch)
+    assert sums is not None
     found = task.metrics(sums, splits.facts)
     result, notes = metrics.strict({
         "run": run.run,

@@ -15,7 +15,7 @@ from trainpkg import __version__
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.runtime import manifest, tensors
-from trainpkg.runtime.distributed import RankContext, broadcast_object
+from trainpkg.runtime.distributed import RankContext, broadcast_object, patient
 from trainpkg.runtime.parallel import Single
 
 
@@ -24,10 +24,11 @@ def write_model(ctx: RankContext, run: Run, strategy: Single, folder: Path, step
 
     UserError on all ranks where the file system refuses; what was there before stays.
     """
-    strategy.broadcast_buffers()
-    weights = tensors.full_weights(strategy.module)
-    problem = _write(run, weights, folder, step) if ctx.is_main else None
-    problem = broadcast_object(ctx, problem)
+    with patient(ctx, "saving", run.checkpoint.timeout_s):
+        strategy.broadcast_buffers()
+        weights = tensors.full_weights(strategy.module)
+        problem = _write(run, weights, folder, step) if ctx.is_main else None
+        problem = broadcast_object(ctx, problem)
     if problem is not None:
         raise UserError(
             f"the weights cannot be written to {folder}: {problem}; the checkpoints hold them: free space or mend the "

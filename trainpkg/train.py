@@ -25,7 +25,7 @@ from trainpkg.errors import UserError
 from trainpkg.evaluate import evaluate
 from trainpkg.runtime import manifest, metrics, optim
 from trainpkg.runtime.checkpoint import Checkpoints
-from trainpkg.runtime.distributed import RankContext, gather_objects, gather_rows, require_equal
+from trainpkg.runtime.distributed import RankContext, StopPoll, gather_objects, gather_rows, require_equal
 from trainpkg.runtime.parallel import Single, spread
 from trainpkg.runtime.seeding import mix, seed_all
 from trainpkg.runtime.signals import Cadence
@@ -106,6 +106,10 @@ def loop(t: Training) -> str:
     def tick() -> None:
         state.time_s = time_before + time.monotonic() - entered
 
+    if state.evaluation_due and not evaluate_now(t):
+        t.ctx.stop.honoured(state.step)  # saved when it was given up the first time
+        return "again"
+    t.ctx.reporter.busy("first step")  # may compile for long
     while state.step < max_steps:
         t.meter.begin()
         lr = optim.learning_rate(run.optim, state.step, max_steps)
@@ -132,11 +136,12 @@ def loop(t: Training) -> str:
         if meets:
             stops = meet(t, lr, grad_norm, records)
         tick()
-        if is_last or state.step % run.logging.eval_every_steps == 0:
-            evaluate_now(t)
+        state.evaluation_due = is_last or state.step % run.logging.eval_every_steps == 0
+        if state.evaluation_due and not stops:
+            stops = not evaluate_now(t)
             tick()
         t.checkpoints.maybe_save(state.step)
-        if stops and not is_last:
+        if stops and (not is_last or state.evaluation_due):
             t.checkpoints.save(state.step)
             t.ctx.stop.honoured(state.step)
             return "again"
@@ -199,14 +204,17 @@ def meet(t: Training, lr: float, grad_norm: Tensor, records: bool) -> bool:
     return any(stops)
 
 
-def evaluate_now(t: Training) -> None:
-    """Evaluate the held-out samples, record it, keep the best."""
-    sums = evaluate(t.ctx, t.strategy, t.task, t.splits, t.run.evaluate.batch)
+def evaluate_now(t: Training) -> bool:
+    """Evaluate the held-out samples, record it, keep the best. False where a stop was asked for meanwhile."""
+    sums = evaluate(t.ctx, t.strategy, t.task, t.splits, t.run.evaluate.batch, StopPoll(t.ctx))
+    if sums is None:
+        return False
     found = t.task.metrics(sums, t.splits.facts)
     t.state.evaluated(found, t.task.best_metric, t.task.best_mode)
     t.records.write("eval", step=t.state.step, samples=t.state.samples, time_s=t.state.time_s, metrics=found)
     if t.ctx.is_main:
         t.ctx.say(f"step {t.state.step} held out: " + ", ".join(f"{k} {v:.6g}" for k, v in found.items()))
+    return True
 
 
 def finish(t: Training, run_dir: Path, out: Path, started: float) -> None:
@@ -215,11 +223,12 @@ def finish(t: Training, run_dir: Path, out: Path, started: float) -> None:
     nodes = gather_objects(t.ctx, (t.ctx.node_rank, t.ctx.host))
     if not t.ctx.is_main:
         return
-    result, _ = metrics.strict(summary(t, nodes, started))
-    text = json.dumps(result, indent=1) + "\n"
-    # Snakemake deletes a rule's outputs before it runs the rule again; launch restores train.json from this copy.
-    manifest.replace_synced(run_dir / "finished.json", text)
-    manifest.replace_synced(out, text)
+    with t.ctx.reporter.phase("result"):  # the others wait at the end
+        result, _ = metrics.strict(summary(t, nodes, started))
+        text = json.dumps(result, indent=1) + "\n"
+        # Snakemake deletes a rule's outputs before it runs the rule again; launch restores train.json from this copy.
+        manifest.replace_synced(run_dir / "finished.json", text)
+        manifest.replace_synced(out, text)
 
 
 def summary(t: Training, nodes: list[tuple[int, str]], started: float) -> dict[str, Any]:

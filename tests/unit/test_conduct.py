@@ -63,9 +63,10 @@ def test_the_failure_stays_the_cause_when_no_restart_can_be_planned(
     assert "(no restart in place: node 0 (n1) cannot open a port for the ranks)" in outcome.sentence
 
 
-def begin(num_nodes: int) -> Generation:
+def begin(num_nodes: int, **timeouts: float) -> Generation:
     """A generation at time 0: 600 s to import, 60 s to join, two ranks per node."""
-    spec = make_spec(num_nodes, timeouts=Timeouts(start_s=600, init_s=60), preload=["torch"])
+    times = Timeouts(**{"start_s": 600, "init_s": 60} | timeouts)
+    spec = make_spec(num_nodes, timeouts=times, preload=["torch"])
     return Generation(spec, plan_of(spec.hosts), 0, Watch(60.0, 0.0), ("the start", 0.0), lambda index: None)
 
 
@@ -107,6 +108,7 @@ def test_ranks_that_never_say_a_word_are_late_by_name(own_imports: bool, late_s:
     generation.check_late(late_s - 2)
     assert generation.failed_s is None
     generation.check_late(late_s)
+    generation.judge(late_s)
     (record,) = generation.all_records()
     assert (record.kind, record.who) == ("init_timeout", "rank 2 on node 1 (n2)")
 

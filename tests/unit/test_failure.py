@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainpkg.launch.head.conduct import Outcome
 from trainpkg.launch.head.failure import Record, find_cause, rank_record
+from trainpkg.launch.head.outcome import Outcome
 
 
 def ended(rank: int = 0, **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from trainpkg.errors import UserError
 from trainpkg.launch import processes
 from trainpkg.launch.head import attempt, history, places
 from trainpkg.launch.head.attempt import Folder
-from trainpkg.launch.head.conduct import Outcome
+from trainpkg.launch.head.outcome import Outcome
 from trainpkg.launch.node import environment
 from trainpkg.launch.plan import make_plan
 from trainpkg.launch.slurm.allocation import Allocation

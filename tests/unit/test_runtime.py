@@ -11,6 +11,7 @@ import pickle
 import random
 import signal
 import socket
+import struct
 import threading
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from trainpkg.errors import UserError
+from trainpkg.launch.node import evidence
 from trainpkg.runtime import manifest, metrics, tensors
 from trainpkg.runtime.checkpoint import file_problem, step_names
 from trainpkg.runtime.distributed import RankContext, is_lost_peer, pick_device
@@ -69,9 +71,25 @@ def test_reports_are_json_lines_and_steps_are_limited(listener: Listener) -> Non
     assert steps[0] == 1 and steps[-1] == 1000 and len(steps) < 10
     assert records[-2] == {
         "rank": 3, "event": "exception", "type": "RuntimeError", "message": "x\ny", "traceback": "trace", "step": 1000,
-        "victim": True, "user_error": False,
+        "victim": True, "user_error": False, "collective": False,
     }  # fmt: skip
+    counter = evidence.counter_of(records[0])
+    assert counter is not None and struct.unpack("q", counter[:8]) == (1000,), "exact whatever was sent of it"
     assert records[-1] == {"rank": 3, "event": "done", "verdict": "again", "step": 1000}
+
+
+def test_phases_are_told_and_end_as_they_began(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = Reporter.from_environment({"RANK": "3", "TRAINPKG_REPORT": str(listener.path)})
+    reporter.busy("first step")
+    reporter.step(1, 9)
+    with reporter.phase("saving"):
+        reporter.alive()
+        with reporter.phase("publishing"):
+            monkeypatch.setattr("trainpkg.runtime.report.ALIVE_INTERVAL_S", 0.0)
+            reporter.alive()
+    reporter._connection.close()  # type: ignore[union-attr]
+    phases = [record["phase"] for record in listener.records() if record["event"] == "busy"]
+    assert phases == ["first step", "", "saving", "publishing", "publishing", "saving", ""]
 
 
 def test_a_launcher_that_does_not_read_costs_lines_not_steps(

@@ -102,9 +102,16 @@ class Launch(Section):
     collective_timeout_s: float = execution(600.0, "For any later collective operation.", gt=0)
     heartbeat_timeout_s: float = execution(60.0, "A node silent for so long, without a step done, is lost.", gt=0)
     progress_timeout_s: float = execution(
-        1800.0, "Without a step done by any rank for so long, the run is stuck and ended; 0: never.", ge=0
+        1800.0, "Without a step, an evaluation or a save by any rank for so long, the run is ended; 0: never.", ge=0
     )
-    stop_grace_s: float = execution(3.0, "Between the request to end and SIGKILL after a failure.", ge=0)
+    end_timeout_s: float = execution(60.0, "From the first rank at the end of the run to the last one.", gt=0)
+    stop_grace_s: float = execution(
+        3.0, "Between the request to end and SIGKILL; the trainer's ranks are killed at once after a failure.", ge=0
+    )
+    save_grace_s: float = execution(
+        60.0, "The same for ranks that are saving a checkpoint, where the end was asked for or the saving can succeed.",
+        ge=0,
+    )  # fmt: skip
     max_restarts: int = execution(2, "Restarts of all ranks in place after a failure.", ge=0)
 
     @property
@@ -158,6 +165,7 @@ class Checkpoint(Section):
 
     every_steps: int = execution(100, "Steps between checkpoints; the last step always saves.", ge=1)
     keep_last: int = execution(2, "Newest checkpoints kept.", ge=1)
+    timeout_s: float = execution(3600.0, "For ranks that wait for the slowest one to write its part.", gt=0)
 
 
 class Logging(Section):

@@ -11,13 +11,16 @@ head      once per job, in `launch`:
     proof        nodes reach each other and the ranks' meeting point
     rollcall     the coordinator: who is there, which address works   conduct     generations of ranks, to a verdict
     generation   the state of one generation                          failure     which exit is the cause, which victims
+    outcome      how an attempt ended                                 sentences   what is said of a failure
+    late         what has not happened in time                        hang        whom the others wait for
+    rankstate    what is known of one rank                            deadline    when a job must stop
     member       a node at the coordinator's end                      reception   answers nodes that people typed
 node      once per node, in `node` (the standard library alone):
     command      the subcommand: started by `launch`, or typed        ranks       their reports and ends
     node         starts and watches the ranks of one node
     environment  of the fork server and of each rank                  call        the way to the coordinator
     orders       what its ranks of one generation are
-    prove        a node's part in the proof of addresses and ports
+    prove        a node's part in the proof of addresses and ports    evidence    logs, memory, stacks, step counters
 start     how the processes of ranks come into being:
     starter      the protocol                                         choose      the one that a spec asks for
     fork         from a fork server (zygote) that imported torch once execute     a program of its own per rank
@@ -41,5 +44,6 @@ Below all:
     wire         authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
     unix         sockets between processes of one node                ranges      blocks of ranks that overlap or gap
+    stacks       where a process is that does nothing                 memory      memory cgroups: limits, peaks, OOM kills
     (trainpkg.variables and trainpkg.presets: names that torch, NCCL and gloo read; settings of kinds of networks)
 """

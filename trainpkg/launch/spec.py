@@ -28,6 +28,10 @@ class Timeouts:
     init_s: float = 60.0
     heartbeat_s: float = 60.0
     stop_grace_s: float = 3.0
+    save_grace_s: float = 60.0
+    save_s: float = 3600.0
+    progress_s: float = 1800.0
+    end_s: float = 60.0
 
 
 @dataclass(frozen=True)

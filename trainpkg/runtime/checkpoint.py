@@ -28,7 +28,7 @@ from trainpkg import __version__
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.runtime import manifest, tensors
-from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_objects, is_lost_peer
+from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_objects, is_lost_peer, patient
 from trainpkg.runtime.parallel import Single
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
 from trainpkg.runtime.state import RunningLoss, TrainState
@@ -66,27 +66,9 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Save now, unless this very step is saved. UserError where the disk is full: nothing old is lost."""
-        if step == self._saved_step:
-            return
-        started = time.monotonic()
-        waiting = self.folder / f".tmp-{step_name(step)}-{uuid.uuid4().hex[:8]}"
-        refused = self._attempt(waiting.mkdir, 0o777, True) if self.ctx.is_main else None
-        waiting, refused = broadcast_object(self.ctx, (waiting, refused))
-        outcomes = gather_objects(self.ctx, ({}, refused) if refused else self._write_own(waiting))
-        problem = next((problem for _, problem in outcomes if problem), None)
-        if self.ctx.is_main and problem is None:
-            files = {name: facts for files, _ in outcomes for name, facts in files.items()}
-            problem = self._attempt(self._publish, waiting, step, files)
-        problem = broadcast_object(self.ctx, problem)
-        if problem is not None:
-            if self.ctx.is_main:
-                shutil.rmtree(waiting, ignore_errors=True)
-            raise UserError(f"checkpoint of step {step} cannot be saved in {self.folder}: {problem}")
-        self._saved_step = step
-        seconds = time.monotonic() - started
-        if self.ctx.is_main:
-            self.ctx.say(f"saved {step_name(step)} in {seconds:.2f} s")
-        self.ctx.reporter.saved(step, seconds)
+        if step != self._saved_step:
+            with patient(self.ctx, "saving", self.run.checkpoint.timeout_s):
+                self._save(step)
 
     def load_latest(self) -> str | None:
         """Load the newest whole checkpoint and return its name; None where there is none.
@@ -116,6 +98,28 @@ class Checkpoints:
                 shutil.rmtree(left, ignore_errors=True)
 
     # -- saving
+
+    def _save(self, step: int) -> None:
+        started = time.monotonic()
+        waiting = self.folder / f".tmp-{step_name(step)}-{uuid.uuid4().hex[:8]}"
+        refused = self._attempt(waiting.mkdir, 0o777, True) if self.ctx.is_main else None
+        waiting, refused = broadcast_object(self.ctx, (waiting, refused))
+        outcomes = gather_objects(self.ctx, ({}, refused) if refused else self._write_own(waiting))
+        problem = next((problem for _, problem in outcomes if problem), None)
+        if self.ctx.is_main and problem is None:
+            files = {name: facts for files, _ in outcomes for name, facts in files.items()}
+            with self.ctx.reporter.phase("publishing"):
+                problem = self._attempt(self._publish, waiting, step, files)
+        problem = broadcast_object(self.ctx, problem)
+        if problem is not None:
+            if self.ctx.is_main:
+                shutil.rmtree(waiting, ignore_errors=True)
+            raise UserError(f"checkpoint of step {step} cannot be saved in {self.folder}: {problem}")
+        self._saved_step = step
+        seconds = time.monotonic() - started
+        if self.ctx.is_main:
+            self.ctx.say(f"saved {step_name(step)} in {seconds:.2f} s of at most {self.run.checkpoint.timeout_s:g} s")
+        self.ctx.reporter.saved(step, seconds)
 
     def _write_own(self, waiting: Path) -> tuple[manifest.Files, str | None]:
         """This rank's files in `waiting`, described, or what went wrong."""

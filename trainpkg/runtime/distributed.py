@@ -6,10 +6,11 @@ the ranks belongs to `parallel`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,7 +24,9 @@ from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.last_words import lost_peer
 from trainpkg.runtime.report import Reporter
-from trainpkg.runtime.signals import StopRequest
+from trainpkg.runtime.signals import Cadence, StopRequest
+
+END_MARGIN_S = 10.0  # the launcher's word on who is missing comes first
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class RankContext:
     agent_store: bool = False  # torchrun's agent serves the store
     init_timeout_s: float = 60.0
     collective_timeout_s: float = 600.0
+    end_timeout_s: float = 60.0
     reporter: Reporter = field(default_factory=lambda: Reporter(0, None))
     stop: StopRequest = field(default_factory=StopRequest)
 
@@ -104,6 +108,7 @@ def context_from_environment(
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         init_timeout_s=run.launch.init_timeout_s,
         collective_timeout_s=run.launch.collective_timeout_s,
+        end_timeout_s=run.launch.end_timeout_s,
         reporter=reporter,
         stop=stop,
     )
@@ -160,8 +165,51 @@ def connect(ctx: RankContext) -> None:
     expected = [ctx.world_size * (ctx.world_size + 1) / 2, float(ctx.world_size)]
     if values.tolist() != expected:
         raise RuntimeError(f"all-reduce over {ctx.world_size} ranks gave {values.tolist()}, not {expected}")
-    _set_pg_timeout(timedelta(seconds=ctx.collective_timeout_s), dist.group.WORLD)
+    limit_collectives(ctx.collective_timeout_s)
     ctx.reporter.joined(time.monotonic() - started, str(ctx.device))
+
+
+def limit_collectives(seconds: float) -> None:
+    """For how long any later collective operation of all ranks may wait."""
+    _set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)
+
+
+@contextlib.contextmanager
+def patient(ctx: RankContext, phase: str, timeout_s: float) -> Iterator[None]:
+    """Work outside steps in which ranks may wait for a slow one longer than in a step, `timeout_s`. Collective."""
+    with ctx.reporter.phase(phase):
+        limit_collectives(max(timeout_s, ctx.collective_timeout_s))
+        try:
+            yield
+        finally:
+            limit_collectives(ctx.collective_timeout_s)
+
+
+def leave(ctx: RankContext) -> None:
+    """Wait for all ranks at the end of the run, and not for long: the launcher names those that do not come."""
+    ctx.reporter.busy("end")
+    limit_collectives(ctx.end_timeout_s + END_MARGIN_S)
+    dist.barrier()
+
+
+class StopPoll:
+    """Asked once per pass of a long collective phase: whether any rank wants to stop. Collective, and rarely a cost."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self._ctx, self._cadence = ctx, Cadence()
+        self._count, self._since, self._met = 0, time.monotonic(), 0
+
+    def __call__(self) -> bool:
+        self._ctx.reporter.alive()
+        self._count += 1
+        if not self._cadence.due(self._count):
+            return False
+        now = time.monotonic()
+        rows = gather_rows(self._ctx, [float(self._ctx.stop.poll()), (now - self._since) / (self._count - self._met)])
+        self._since, self._met = now, self._count
+        stops, seconds = zip(*rows, strict=True)
+        self._cadence.met(self._count, max(seconds))
+        return any(stops)
 
 
 def gather_rows(ctx: RankContext, values: Sequence[float]) -> list[list[float]]:

@@ -20,7 +20,14 @@ import yaml
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime.distributed import connect, context_from_environment, is_collective, is_lost_peer
+from trainpkg.runtime.distributed import (
+    RankContext,
+    connect,
+    context_from_environment,
+    is_collective,
+    is_lost_peer,
+    leave,
+)
 from trainpkg.runtime.report import Reporter
 from trainpkg.runtime.signals import StopRequest
 
@@ -40,12 +47,12 @@ def main() -> NoReturn:
     reporter = Reporter.from_environment(os.environ)
     reporter.hello()
     try:
-        verdict = run_stage(reporter, stop)
+        verdict, ctx = run_stage(reporter, stop)
         status = AGAIN if verdict == "again" else FINISHED
         # Whatever holds the group (DDP's reducer) must be gone before the group is: its destructor joins the gloo
         # thread while holding the GIL, and that thread waits for the GIL.
         gc.collect()
-        dist.barrier()
+        leave(ctx)
         reporter.done(verdict)
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001  the end of the process: every exception becomes a record
@@ -56,7 +63,7 @@ def main() -> NoReturn:
     os._exit(status)
 
 
-def run_stage(reporter: Reporter, stop: StopRequest) -> str:
+def run_stage(reporter: Reporter, stop: StopRequest) -> tuple[str, RankContext]:
     """Returns the verdict, `finished` or `again`. On return no local of the stage is alive."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit():
@@ -69,8 +76,7 @@ def run_stage(reporter: Reporter, stop: StopRequest) -> str:
     ctx = context_from_environment(os.environ, run, spec, reporter, stop)
     stop.file = Path(spec["run_dir"]) / "stop" if ctx.is_main else None  # one rank asks the file system, not thousands
     connect(ctx)
-    verdict: str = importlib.import_module(STAGES[stage]).main(ctx, run, spec)
-    return verdict
+    return importlib.import_module(STAGES[stage]).main(ctx, run, spec), ctx
 
 
 def read_spec(path: str | None) -> dict[str, Any]:

@@ -6,15 +6,19 @@ not steps. Who is to blame for a failure is decided by the launcher, from these 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import socket
+import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 STEP_INTERVAL_S = 0.2
+ALIVE_INTERVAL_S = 10.0
 SEND_TIMEOUT_S = 5.0
 
 
@@ -26,7 +30,14 @@ class Reporter:
         self.step_now: int | None = None
         self._connection = connection
         self._unsent = b""
-        self._last_step_at = float("-inf")
+        self._last_step_at = self._last_alive_at = float("-inf")
+        self._phase = ""
+        # Each step is counted in memory that the node's launcher maps: exact at any moment, and no line per step.
+        self._counter_fd = os.memfd_create("trainpkg-steps") if connection is not None else None
+        self._counter = None
+        if self._counter_fd is not None:
+            os.ftruncate(self._counter_fd, 8)
+            self._counter = mmap.mmap(self._counter_fd, 8)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Reporter:
@@ -46,7 +57,7 @@ class Reporter:
         return cls(rank, connection)
 
     def hello(self) -> None:
-        self._send({"event": "hello", "pid": os.getpid()})
+        self._send({"event": "hello", "pid": os.getpid(), "counter_fd": self._counter_fd})
 
     def joined(self, seconds: float, device: str) -> None:
         self._send({"event": "joined", "seconds": round(seconds, 4), "device": device})
@@ -54,10 +65,34 @@ class Reporter:
     def step(self, step: int, total: int) -> None:
         """Steps done of all; at most about five a second reach the launcher, always the first and the last."""
         first, self.step_now = self.step_now is None, step
+        if self._phase:  # of the first step
+            self.busy("")
+        if self._counter is not None:
+            struct.pack_into("q", self._counter, 0, step)
         now = time.monotonic()
         if first or step >= total or now - self._last_step_at >= STEP_INTERVAL_S:
             self._last_step_at = now
             self._send({"event": "step", "step": step, "total": total}, may_drop=not first and step < total)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Work besides steps, while which none is to be expected: evaluating, saving, publishing, result."""
+        before = self._phase
+        self.busy(name)
+        try:
+            yield
+        finally:
+            self.busy(before)
+
+    def busy(self, phase: str) -> None:
+        """From now on this rank is in `phase`; empty: it does steps."""
+        self._phase, self._last_alive_at = phase, time.monotonic()
+        self._send({"event": "busy", "phase": phase})
+
+    def alive(self) -> None:
+        """A sign of progress within a long phase; told every few seconds at most."""
+        if time.monotonic() - self._last_alive_at >= ALIVE_INTERVAL_S:
+            self.busy(self._phase)
 
     def saved(self, step: int, seconds: float) -> None:
         self._send({"event": "saved", "step": step, "seconds": round(seconds, 3)})

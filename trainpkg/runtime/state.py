@@ -26,6 +26,7 @@ class TrainState:
     best: dict[str, Any] = field(default_factory=dict)
     last_eval: dict[str, Any] = field(default_factory=dict)
     last_loss: float | None = None
+    evaluation_due: bool = False  # of this very step, given up for a stop
 
     def advance(self, num_samples: int, tokens_per_sample: int | None) -> None:
         """One optimizer step over `num_samples` global samples is done."""
@@ -35,6 +36,7 @@ class TrainState:
 
     def evaluated(self, metrics: dict[str, float], metric: str, mode: str) -> None:
         """Keep the newest evaluation, and the best by `metric`; NaN is never best, the earlier of two equals is."""
+        self.evaluation_due = False
         self.last_eval = {"step": self.step, "metrics": metrics}
         value, best = metrics[metric], self.best.get("value")
         better = best is None or (value > best if mode == "max" else value < best)

@@ -23,7 +23,7 @@ from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
 from trainpkg.launch.head import history
-from trainpkg.launch.head.conduct import DO_NOT_RUN_AGAIN, Outcome
+from trainpkg.launch.head.outcome import DO_NOT_RUN_AGAIN, Outcome
 from trainpkg.launch.slurm.control import Life
 from trainpkg.launch.spec import PRELOAD, Spec, Timeouts
 
@@ -169,6 +169,10 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
             init_s=launch.init_timeout_s,
             heartbeat_s=launch.heartbeat_timeout_s,
             stop_grace_s=launch.stop_grace_s,
+            save_grace_s=launch.save_grace_s,
+            save_s=run.checkpoint.timeout_s,
+            progress_s=launch.progress_timeout_s,
+            end_s=launch.end_timeout_s,
         ),
         "max_restarts": launch.max_restarts,
         "deadline_lead_s": run.slurm.lead_s(),

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainpkg.launch.node.ranks import last_lines
+from trainpkg.launch.node.evidence import last_lines
 from trainpkg.launch.spec import Spec
 
 NODE_RANK = "TRAINPKG_NODE_RANK"  # which node it is, for the prologue's lines; unset before anything else starts

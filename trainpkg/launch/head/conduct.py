@@ -8,50 +8,31 @@ and store. Everything here follows from messages in the coordinator's inbox and 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head import failure
+from trainpkg.launch.head import failure, hang
 from trainpkg.launch.head.deadline import Deadline
 from trainpkg.launch.head.failure import Failure
 from trainpkg.launch.head.generation import Generation
 from trainpkg.launch.head.member import Incoming
+from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome
 from trainpkg.launch.head.rollcall import Coordinator, run_lengths
 from trainpkg.launch.head.screen import Screen
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
-from trainpkg.launch.spec import Spec
+from trainpkg.launch.spec import ENTRY, Spec
 from trainpkg.launch.wire import BEAT_S
 
+STACKS_TIMEOUT_S = 3.0
 STOPPED_TIMEOUT_S = 15.0  # beyond the grace: the ranks are killed by then
 MAX_OTHER_PORTS = 3  # generations that end because another program took the port, beyond the restarts
-AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED = 75, 78, 130
-
-
-@dataclass
-class Outcome:
-    """How the attempt ended. `verdict`: finished | again | stuck | failed | interrupted."""
-
-    verdict: str
-    status: int
-    failure: Failure | None = None
-    sentence: str = ""
-    step_first: int | None = None
-    step_last: int | None = None
-    generations: int = 0
-    step_saved: int | None = None
-    repeated: bool = False  # the last failure was the one before it again
-
-    @property
-    def run_again(self) -> bool:
-        """Whether another attempt may end otherwise."""
-        found = self.failure
-        own_fault = found is not None and (found.kind == "user_error" or (self.repeated and not found.from_outside))
-        return self.verdict != "stuck" and not own_fault
 
 
 @dataclass
@@ -68,6 +49,7 @@ class Conductor:
     interrupted: bool = False
     late: bool = False  # time was up before the ranks had stopped
     deadline: Deadline = field(init=False)
+    at_once: bool = False  # interrupted without regard for a checkpoint that is being saved
     _shown: int | None = None
     _verdicts: set[str | None] = field(default_factory=set)
     outcome: Outcome = field(default_factory=lambda: Outcome("failed", 1))
@@ -82,9 +64,9 @@ class Conductor:
         self.asked = self.asked or why
         self.coordinator.tell_all({"type": "save"})
 
-    def interrupt(self) -> None:
-        """End everything now."""
-        self.interrupted = True
+    def interrupt(self, at_once: bool = False) -> None:
+        """End everything now; a checkpoint that is being saved is waited for unless `at_once`."""
+        self.interrupted, self.at_once = True, self.at_once or at_once
 
     async def run(self) -> Outcome:
         """All generations; returns the outcome of the attempt."""
@@ -148,6 +130,8 @@ class Conductor:
         current = Generation(self.spec, plan, number, watch, self.origin, self.node_signal)
         self.coordinator.tell_all({"type": "prepare", "generation": number})
         await self._until_over(current)
+        if current.failed_s is not None and not self.interrupted and not current.named:
+            await self._ask_stacks(current)
         if current.failed_s is not None:  # said at once: ending what is left may take a while
             self.screen.say(f"{failure.find_cause(current.all_records()).sentence}; ending all ranks")
         await self._stop_all(current)  # also after a good end: what ranks left behind goes too
@@ -159,7 +143,7 @@ class Conductor:
         if current.failed_s is None or self.interrupted or self.late:
             return None
         self.origin = ("the failure", current.failed_s)
-        found = failure.find_cause(current.all_records())
+        found = dataclasses.replace(failure.find_cause(current.all_records()), stacks=hang.grouped(current.stacks))
         path = self.spec.generation_dir(number) / "failure.json"
         path.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
         return found
@@ -241,19 +225,47 @@ class Conductor:
             self.save_and_end(deadline.why)
         self.late = self.late or deadline.over(unix_s)
 
+    async def _ask_stacks(self, current: Generation) -> None:
+        """Nobody failed by itself: ask all nodes where their living ranks are, before these are ended."""
+        self.coordinator.tell_all({"type": "stacks", "generation": current.number})
+        end = time.monotonic() + STACKS_TIMEOUT_S
+        while set(self.coordinator.members) - current.told_stacks and time.monotonic() < end:
+            if (incoming := await self._next(0.1)) is not None:
+                self._handle(current, incoming, time.monotonic())
+        current.judge(time.monotonic())
+
     def _name(self, index: int) -> str:
         return f"node {index} ({self.nodes[index].host})"
 
     async def _stop_all(self, current: Generation) -> None:
         """End the ranks of all nodes and wait until each node says that none is left. A node that does not is lost."""
-        self.coordinator.tell_all({"type": "stop", "generation": current.number})
-        end = time.monotonic() + self.spec.timeouts.stop_grace_s + STOPPED_TIMEOUT_S
+        times, order = self.spec.timeouts, self._stop_order(current)
+        self.coordinator.tell_all({"type": "stop", "generation": current.number} | order)
+        if any(rank.phase in order["spare"] for rank in current.ranks.values()):
+            self.screen.say(
+                f"a checkpoint is being saved: its ranks have {times.save_grace_s:g} s (launch.save_grace_s)"
+            )
+        end = time.monotonic() + max(times.stop_grace_s, times.save_grace_s) + STOPPED_TIMEOUT_S
         while (waiting := set(self.coordinator.members) - current.stopped) and time.monotonic() < end:
             if (incoming := await self._next(0.1)) is not None:
                 self._handle(current, incoming, time.monotonic())
         for index in waiting:
             self.screen.say(f"{self._name(index)} did not say that its ranks have ended")
             self.coordinator.members.pop(index).writer.close()
+
+    def _stop_order(self, current: Generation) -> dict[str, Any]:
+        """How long ranks have to end by themselves, and in which phases they have longer.
+
+        A collective save cannot succeed once a rank is gone, but rank 0 may be about to publish what all have written.
+        Once a peer is gone there is nothing that the trainer's own ranks could still do.
+        """
+        grace_s = self.spec.timeouts.stop_grace_s
+        if self.at_once:
+            return {"grace_s": grace_s, "spare": []}
+        if self.interrupted:
+            return {"grace_s": grace_s, "spare": ["saving", "publishing"]}
+        own = self.spec.entry == ENTRY
+        return {"grace_s": 0.0 if own and current.failed_s is not None else grace_s, "spare": ["publishing"]}
 
     def _conclude(self) -> Outcome:
         """All ranks said that they are done, with one verdict."""

@@ -27,10 +27,11 @@ CAUSES = frozenset(
 )  # fmt: skip
 DOUBTFUL = frozenset({"collective"})  # may be another's death in words that we do not know
 OWN_DOING = frozenset(
-    {"signal", "oom", "exception", "user_error", "exit", "early_exit", "start", "collective", "no_progress"}
+    {"signal", "oom", "exception", "user_error", "exit", "early_exit", "start", "collective", "no_progress", "wedged"}
 )
 VICTIMS = frozenset({"lost_peer", "stopped"})
-LATE_CAUSES = frozenset({"straggler", "init_timeout"})  # inferred from what did not happen; only where nobody spoke
+# inferred from what did not happen; only where nobody spoke
+LATE_CAUSES = frozenset({"straggler", "init_timeout", "no_progress", "wedged"})
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Record:
 
     @property
     def who(self) -> str:
+        if self.node < 0:  # nobody in particular
+            return ""
         place = f"node {self.node} ({self.host})"
         if self.part:
             return f"the {self.part} of {place}"
@@ -82,6 +85,7 @@ class Failure:
     sentence: str
     status: int
     type: str = field(default="")
+    stacks: tuple[dict[str, Any], ...] = ()  # where the ranks were that nobody could hear any more
     memory: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:

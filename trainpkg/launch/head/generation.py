@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from trainpkg.launch.facts import MAX_NAMED, NodeFacts
-from trainpkg.launch.head import failure
+from trainpkg.launch.facts import NodeFacts
+from trainpkg.launch.head import failure, hang, late
 from trainpkg.launch.head.failure import Record
+from trainpkg.launch.head.rankstate import RankState
 from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import PROGRAMS, Spec
+from trainpkg.launch.stacks import Stack
 from trainpkg.launch.wire import Message
 
-INIT_MARGIN_S = 5.0  # the ranks' own deadline comes first: it knows more
-STRAGGLER_S = 30.0
-
-
-@dataclass
-class RankState:
-    """What is known of one rank. `ended` is its node's last message about it."""
-
-    node: int
-    hello_s: float | None = None
-    joined: bool = False
-    step: int | None = None
-    done: str | None = None
-    ended_s: float | None = None
-    spoke_s: float | None = None  # when it raised
-    ended: dict[str, Any] = field(default_factory=dict)
+END = "end"  # the phase of a rank that has done its work and waits for the others
 
 
 class Generation:
@@ -57,6 +43,10 @@ class Generation:
         self.records: list[Record] = []  # of nodes, and what was inferred
         self.failed_s: float | None = None
         self.ready: set[int] = set()  # nodes whose imports are done
+        self.late: hang.Late | None = None  # what was inferred from silence
+        self.stacks: dict[int, Stack] = {}  # where living ranks are, once asked
+        self.told_stacks: set[int] = set()  # nodes that have answered that question
+        self.active_s = watch.began_s  # the last sign of progress from any rank
         self.own_imports: set[int] = set()  # nodes on which each rank imports everything itself
         self.go_s: float | None = None  # when all nodes were told to start their ranks
         self.stopped: set[int] = set()  # nodes that have no rank left
@@ -82,16 +72,30 @@ class Generation:
 
     def gone(self, now_s: float) -> None:
         """The order has been given; the ranks' times count from here."""
-        self.go_s = self.watch.began_s = now_s
+        self.go_s = self.watch.began_s = self.active_s = now_s
 
     def gathered(self, now_s: float) -> bool:
         """Whether a failure is old enough for its cause to have spoken."""
         if self.failed_s is None:
             return False
-        named = any(record.kind in failure.CAUSES for record in self.all_records())
-        if named and self.num_ended == len(self.ranks):  # nobody is left to say more
+        named = self.named
+        if self.late is not None or (named and self.num_ended == len(self.ranks)):  # nobody is left to say more
             return True
         return now_s - self.failed_s > failure.GATHER_S + (0.0 if named else failure.GATHER_MORE_S)
+
+    @property
+    def named(self) -> bool:
+        """Whether somebody has failed by itself."""
+        return any(record.kind in failure.CAUSES | failure.DOUBTFUL for record in self.all_records())
+
+    def judge(self, now_s: float) -> None:
+        """Where nobody failed by itself, blame whom the others waited for, as far as stacks and counters tell."""
+        found = self.late or late.unspoken(self)
+        if self.named or found is None:
+            return
+        steps = {number: rank.step for number, rank in self.ranks.items()}
+        places = {number: (rank.node, self._host(rank.node)) for number, rank in self.ranks.items()}
+        self.records += hang.records(found, self.stacks, steps, places, now_s)
 
     def all_records(self) -> list[Record]:
         """Of all ranks that ended otherwise than they should, and of nodes."""
@@ -155,6 +159,11 @@ class Generation:
             self._record("start", node, self._host(node), now_s, message["message"], details, signum)
         elif kind == "program_ended":
             self._program_ended(node, message, now_s)
+        elif kind == "stacks":
+            self.told_stacks.add(node)
+            for group in message["stacks"]:
+                stack = Stack(tuple(group["frames"]), group["state"])
+                self.stacks |= dict.fromkeys(group["ranks"], stack)
         elif kind == "stopped":
             self.stopped.add(node)
             if message.get("left"):
@@ -163,7 +172,12 @@ class Generation:
 
     def _event(self, rank: RankState, message: Message, now_s: float) -> str:
         event = message["event"]
-        if event == "hello":
+        self.active_s = now_s
+        if event == "busy":
+            rank.phase = message["phase"]
+            rank.end_s = rank.end_s or (now_s if rank.phase == END else None)
+            self.watch.stepless = any(other.phase for other in self.ranks.values())
+        elif event == "hello":
             rank.hello_s = now_s
         elif event == "started" and self.spec.silent and rank.hello_s is None:
             rank.hello_s = now_s  # it will say no more
@@ -198,6 +212,8 @@ class Generation:
         return ""
 
     def _step(self, rank: RankState, step: int, now_s: float) -> None:
+        if step != rank.step:
+            self.active_s = now_s
         rank.step = step
         if self.step_first is None or step < self.step_first:
             self.step_first = step
@@ -208,6 +224,7 @@ class Generation:
     def _ended(self, rank: RankState, message: Message, time_s: float) -> None:
         self.num_ended += rank.ended_s is None
         rank.ended_s = time_s
+        rank.end_s = rank.end_s or time_s
         spoken = {"exception": rank.ended["exception"]} if rank.ended.get("exception") else {}
         rank.done = rank.done or message.get("done")
         if message.get("step") is not None:  # newer than the last heartbeat
@@ -251,52 +268,17 @@ class Generation:
         self.watch.heard_s.pop(node)
 
     def check_late(self, now_s: float) -> None:
-        """Infer a failure from what has not happened: nodes not ready; ranks mute, not joined, not ended."""
+        """Infer a failure from what has not happened: nodes not ready; ranks mute, not joined, stuck, not there."""
         if self.failed_s is not None:
             return
         if self.go_s is None:
-            self._check_ready(now_s)
+            for node, text in late.nodes_not_ready(self, now_s):  # the first is the one that the verdict speaks of
+                self._record("start", node, self._host(node), now_s, text)
             return
-        limit = self.spec.timeouts.init_s + INIT_MARGIN_S
-        since_go = now_s - self.go_s
-        mute = [number for number, rank in self.ranks.items() if rank.hello_s is None and rank.ended_s is None]
-        if mute := [number for number in mute if since_go > limit + self._import_s(self.ranks[number].node)]:
-            self._late("init_timeout", mute, f"has said nothing within {since_go:.0f} s of its start "
-                       "(launch.init_timeout_s)", now_s)  # fmt: skip
-            return
-        hellos = [rank.hello_s for rank in self.ranks.values()]
-        if self.spec.silent:
-            return
-        if self.num_joined < len(self.ranks) and all(h is not None and now_s - h > limit for h in hellos):
-            self._late("init_timeout", [n for n, r in self.ranks.items() if not r.joined],
-                       f"did not join the process group within {self.spec.timeouts.init_s:g} s "
-                       "(launch.init_timeout_s)", now_s)  # fmt: skip
-        ended = [rank.ended_s for rank in self.ranks.values() if rank.ended_s is not None]
-        if ended and now_s - min(ended) > STRAGGLER_S:
-            self._late("straggler", [n for n, r in self.ranks.items() if r.ended_s is None],
-                       f"still runs {STRAGGLER_S:g} s after the first rank was done", now_s)  # fmt: skip
+        self.late = late.find(self, now_s)
+        if self.late is not None:
+            self._fail(now_s)
 
-    def _import_s(self, node: int) -> float:
+    def import_s(self, node: int) -> float:
         """What ranks on this node may take beyond the time to join."""
         return self.spec.timeouts.start_s if node in self.own_imports else 0.0
-
-    def _check_ready(self, now_s: float) -> None:
-        limit = self.spec.timeouts.start_s
-        if now_s - self.watch.began_s <= limit:
-            return
-        late = [node for node in self.plan.nodes if node.index not in self.ready]
-        modules = ", ".join(self.spec.preload)
-        text = f"is not ready: its ranks' imports ({modules}) are not done within {limit:g} s (launch.start_timeout_s)"
-        others = [f"node {node.index} ({node.host})" for node in late[1:]]
-        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
-        told = f"; nor are those of {', '.join(others[:MAX_NAMED])}{more}" if others else ""
-        for node in late:  # the first is the one that the verdict speaks of
-            self._record("start", node.index, node.host, now_s, text + (told if node is late[0] else ""))
-
-    def _late(self, kind: str, numbers: list[int], text: str, now_s: float) -> None:
-        for number in numbers:
-            node = self.ranks[number].node
-            self.records.append(
-                Record(kind, node, self._host(node), now_s, rank=number, step=self.ranks[number].step, message=text)
-            )
-        self._fail(now_s)

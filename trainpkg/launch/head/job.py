@@ -24,9 +24,10 @@ from trainpkg.launch import processes
 from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head import attempt, command, lock, places, settings
 from trainpkg.launch.head.attempt import STAGES, Folder
-from trainpkg.launch.head.conduct import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Conductor, Outcome
+from trainpkg.launch.head.conduct import Conductor
 from trainpkg.launch.head.examine import examine
 from trainpkg.launch.head.lock import Lock
+from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome
 from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
 from trainpkg.launch.head.requeue import put_back
@@ -261,6 +262,8 @@ class Job:
         """End when somebody took the run directory over: two writers spoil it."""
         while not self.held.lost.is_set():
             await asyncio.sleep(1.0)
+        if self.conductor is not None:
+            self.conductor.interrupt(at_once=True)  # a checkpoint would be a second writer's
         self._interrupt("the lock of the run directory was taken over by another job")
 
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from trainpkg.errors import UserError
-from trainpkg.launch.head.conduct import AGAIN, DO_NOT_RUN_AGAIN
+from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN
 from trainpkg.launch.slurm.control import Life, NoAnswerError, job_state
 
 BEAT_S = 5.0

@@ -22,7 +22,7 @@ from trainpkg.launch import network, processes
 from trainpkg.launch.head.command import NODE_RANK
 from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.step import Step
-from trainpkg.launch.node.ranks import last_lines
+from trainpkg.launch.node.evidence import last_lines
 from trainpkg.launch.slurm.allocation import Allocation
 from trainpkg.launch.slurm.grammar import expand_hosts, parse_gres
 from trainpkg.launch.spec import Spec

@@ -24,7 +24,7 @@ def sentence(cause: Record, lost: int, also: list[Record]) -> str:
     if also:
         more = f" (and {len(also) - 1} more)" if len(also) > 1 else ""
         tail += f"; {also[0].who}{more} failed too, {also[0].time_s - cause.time_s:.2f} s later: {_short(also[0])}"
-    return f"{cause.who} {_what(cause)}{tail}"
+    return f"{cause.who} {_what(cause)}{tail}".strip()
 
 
 def _short(record: Record) -> str:
@@ -35,7 +35,7 @@ def _short(record: Record) -> str:
 
 def _what(cause: Record) -> str:
     when = f" at step {cause.step}" if cause.step is not None else " before its first step" if cause.counts else ""
-    text = cause.message.strip().splitlines()[0][:400] if cause.message.strip() else ""
+    text = cause.message.strip().splitlines()[0][:600] if cause.message.strip() else ""
     said = f"; its last line: {cause.last_lines[-1][:200]}" if cause.last_lines else "; it wrote nothing"
     if cause.kind == "oom" and cause.signal is not None:
         return f"was killed by the kernel{when}: out of memory ({memory_text(cause.memory)})"

@@ -26,6 +26,7 @@ class Watch:
     began_s: float = field(init=False)
     step: int | None = None
     step_s: float = 0.0
+    stepless: bool = False  # ranks evaluate or save: no step is to be expected
     named: set[int] = field(default_factory=set)
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -50,7 +51,7 @@ class Watch:
     @property
     def patience_s(self) -> float:
         """How long no step may complete before a silent node counts as lost."""
-        if self.pace_s is None:  # starting up, loading data
+        if self.pace_s is None or self.stepless:  # starting up, loading data, saving
             return self.timeout_s
         return min(max(SILENT_S, 3 * self.pace_s), self.timeout_s)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainpkg.config import Run
 from trainpkg.launch.head.attempt import Folder
-from trainpkg.launch.head.conduct import Outcome
+from trainpkg.launch.head.outcome import Outcome
 from trainpkg.launch.slurm.control import Life
 from trainpkg.launch.spec import Spec
 

@@ -158,10 +158,15 @@ class Node:
                 self.going = self._spawn(self._go(message))
             elif kind == "save":
                 self.ranks.signal_all(signal.SIGUSR2)
+            elif kind == "stacks":
+                self._spawn(self._tell_stacks(message))
             elif kind == "stop":
                 self._spawn(self._stop(message))
         self.say("the coordinator is gone; ending all ranks")
         return None
+
+    async def _tell_stacks(self, message: Message) -> None:
+        self.tell({"type": "stacks", "generation": message["generation"], "stacks": await self.ranks.stacks()})
 
     async def _prove(self, message: Message) -> None:
         self.tell(await self.prover.answer(message))
@@ -234,7 +239,8 @@ class Node:
             self.ranks.forget_unborn()
         elif isinstance(self.starter, Guards):
             self.ranks.forget_unborn(self.starter.halt())
-        await self.ranks.stop(self.spec.timeouts.stop_grace_s)
+        spared = frozenset(message.get("spare", ()))
+        await self.ranks.stop(float(message["grace_s"]), spared, self.spec.timeouts.save_grace_s)
         self.starter.stop()
         left = processes.kill_descendants(self.starter.helpers)
         self.tell({"type": "stopped", "generation": message["generation"], "left": left})

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
+import mmap
 import os
-import re
 import signal
+import struct
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -20,17 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from trainpkg.errors import UserError
-from trainpkg.last_words import lost_peer_line
-from trainpkg.launch import memory, processes, unix
+from trainpkg.launch import memory, processes, stacks, unix
+from trainpkg.launch.node import evidence
+from trainpkg.launch.node.evidence import MAX_TEXT
 from trainpkg.launch.spec import PROGRAMS, Spec
 from trainpkg.launch.start.guards import Hear
 from trainpkg.launch.start.starter import Ended, Orders, ProgramEnded
 from trainpkg.launch.wire import Message, shorten
 
 LAST_WORDS_S = 0.3  # for the report's end after a rank's; a forked worker of it may hold the socket open
-MAX_TEXT = 12_000
-MAX_LOG_END = 64_000  # an abort of torch's writes some dozen frames of C++ after the line that tells why
-MAX_LINES = 20
 
 
 @dataclass
@@ -40,7 +38,9 @@ class LocalRank:
     rank: int
     log: Path
     pid: int | None = None
-    step: int | None = None
+    reported: int | None = None  # the step that it last spoke of
+    counter: mmap.mmap | None = None  # where it counts every step
+    phase: str = ""
     step_told: int | None = None
     done: str | None = None
     raised: bool = False
@@ -49,6 +49,12 @@ class LocalRank:
     cgroup: memory.Place | None = None
     memory_before: memory.Reading | None = None
     silent: asyncio.Event = field(default_factory=asyncio.Event)  # its report has come to its end
+
+    @property
+    def step(self) -> int | None:
+        """Steps done, exact where the rank shares its counter."""
+        counted = struct.unpack("q", self.counter[:8])[0] if self.counter is not None else 0
+        return counted or self.reported
 
 
 class Ranks:
@@ -135,9 +141,13 @@ class Ranks:
     def _take(self, rank: LocalRank, message: dict[str, Any]) -> None:
         event = message["event"]
         if event == "step":
-            first, rank.step = rank.step is None, int(message["step"])
-            if not first and rank.step != message.get("total"):
+            first, rank.reported = rank.reported is None, int(message["step"])
+            if not first and rank.reported != message.get("total"):
                 return  # the heartbeat carries it
+        elif event == "hello":
+            rank.counter = evidence.counter_of(message)
+        elif event == "busy":
+            rank.phase = str(message["phase"])
         elif event == "done":
             rank.done = message["verdict"]
         elif event == "exception":
@@ -168,7 +178,7 @@ class Ranks:
         if self.spec.silent and not stopped and ended.exit_code is not None:
             rank.done = rank.done or {0: "finished", 75: "again"}.get(ended.exit_code)
         good = rank.done and ended.exit_code in (0, 75)
-        bad: Message = {} if good else self._evidence(rank)
+        bad: Message = {} if good else evidence.of_end(rank.log, self.port, rank.cgroup, rank.memory_before)
         self.tell(
             {
                 "type": "ended",
@@ -187,14 +197,12 @@ class Ranks:
         if all(other.ended for other in self.ranks.values()):
             self.empty.set()
 
-    def _evidence(self, rank: LocalRank) -> Message:
-        """What its log and its memory cgroup tell of an end."""
-        log = log_end(rank.log)
-        told: Message = {"last_lines": end_of(log), "lost_peer": lost_peer_line(log)[:500]}
-        told["port_taken"] = says_port_taken(log, self.port)
-        if rank.cgroup is None or rank.memory_before is None:
-            return told
-        return told | {"memory": dataclasses.asdict(memory.read(rank.cgroup).since(rank.memory_before))}
+    async def stacks(self) -> list[Message]:
+        """Where each living rank is: [{ranks, frames, state}], equal ones together."""
+        living = {rank.rank: rank for rank in self.ranks.values() if rank.pid is not None and rank.ended is None}
+        dumps = evidence.Dumps({number: (rank.pid or 0, rank.log) for number, rank in living.items()})
+        self.signal_all(stacks.SIGNAL)
+        return await dumps.read()
 
     def program_ended(self, ended: ProgramEnded) -> None:
         """The program that starts this node's ranks has ended; told once its ranks had the time to end, too."""
@@ -214,8 +222,7 @@ class Ranks:
             trouble = "after its ranks were done"
         message = {"type": "program_ended", "generation": generation, "name": ended.name, "pid": ended.pid}
         message |= {"exit_code": ended.exit_code, "signal": ended.signal, "trouble": trouble}
-        log = log_end(ended.log) if trouble else ""
-        self.tell(message | {"last_lines": end_of(log), "port_taken": says_port_taken(log, self.port)})
+        self.tell(message | (evidence.of_log(ended.log, self.port) if trouble else {}))
 
     def forget_unborn(self, being_born: Collection[int] = ()) -> None:
         """Ranks that were never started will not end: count them as gone."""
@@ -232,50 +239,36 @@ class Ranks:
         self.empty.set()
 
     def signal_all(self, signum: int) -> None:
-        """Send a signal to every living rank: SIGKILL to its whole process group, others to the rank alone."""
+        """Send a signal to every living rank."""
         for rank in self.ranks.values():
-            if rank.pid is None or rank.ended is not None:
-                continue
-            if signum == signal.SIGKILL:
-                processes.kill_group(rank.pid, signum)
-            else:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, signum)
+            self.signal(rank, signum)
 
-    async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and after the grace SIGKILL, until every rank's end has been told."""
+    def signal(self, rank: LocalRank, signum: int) -> None:
+        """SIGKILL goes to the whole process group of a rank, others to the rank alone."""
+        if rank.pid is None or rank.ended is not None:
+            return
+        if signum == signal.SIGKILL:
+            processes.kill_group(rank.pid, signum)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signum)
+
+    async def stop(self, grace_s: float, spared: Collection[str] = (), spare_s: float = 0.0) -> None:
+        """SIGTERM, and after the grace SIGKILL, until every rank's end has been told.
+
+        Ranks in a phase that is `spared` (a checkpoint that can still become whole) have `spare_s` instead.
+        """
         self.stopping = True
         if self.empty.is_set():
             return
+        began = time.monotonic()
         self.signal_all(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.empty.wait(), grace_s)
         while not self.empty.is_set():
-            self.signal_all(signal.SIGKILL)
+            lenient = time.monotonic() - began < spare_s
+            for rank in self.ranks.values():
+                if not (lenient and rank.phase in spared):
+                    self.signal(rank, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.empty.wait(), 1.0)
-
-
-def log_end(path: Path) -> str:
-    """The end of a log; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_LOG_END))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def last_lines(path: Path) -> list[str]:
-    """The last lines of a log, each cut; empty when there is none."""
-    return end_of(log_end(path))
-
-
-def end_of(text: str) -> list[str]:
-    """The last lines of a text, each cut."""
-    return shorten("\n".join(line[:500] for line in text.splitlines()[-MAX_LINES:]), MAX_TEXT).splitlines()
-
-
-def says_port_taken(text: str, port: int) -> bool:
-    """Whether a log says that this port is somebody else's: what torch, Python and most programs say then."""
-    return port > 0 and re.search(r"EADDRINUSE|[Aa]ddress already in use", text) is not None and str(port) in text
+                await asyncio.wait_for(self.empty.wait(), 0.05 if lenient and spared else 1.0)

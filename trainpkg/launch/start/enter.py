@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 
-from trainpkg.launch import processes
+from trainpkg.launch import processes, stacks
 
 # Slurm sends its warning signal to every process of the step, whenever it likes: before the rank's own handlers stand,
 # it must not kill. The node repeats the request once the rank has joined.
@@ -30,6 +30,7 @@ def become_rank(parent: int, log: str, env: Mapping[str, str]) -> None:
         signal.signal(signum, signal.SIG_DFL)
     for signum in IGNORED_UNTIL_HANDLED:
         signal.signal(signum, signal.SIG_IGN)
+    stacks.ignore()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -42,6 +43,7 @@ def become_rank(parent: int, log: str, env: Mapping[str, str]) -> None:
 
 def run_entry(entry: str) -> int:
     """Import `module:function` and call it without arguments; what it returns is the exit status (None: 0)."""
+    stacks.register()  # before the import, which may hang too
     module, _, function = entry.partition(":")
     status = getattr(importlib.import_module(module), function or "main")()
     return 0 if status is None else int(status)
