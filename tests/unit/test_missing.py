@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,12 +14,19 @@ from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg.launch.facts import RollCallError
 from trainpkg.launch.head import missing
 from trainpkg.launch.head.command import OnTheWay
+from trainpkg.launch.head.member import Member
 from trainpkg.launch.head.missing import Waiting, last_words
 from trainpkg.launch.slurm.ask import is_down, parse_node_states
 from trainpkg.launch.spec import Spec
 
 failure = pytest.mark.failure
-THERE = {0: make_facts(0)}
+
+
+class Writer:
+    """A connection that nobody uses."""
+
+
+THERE = {0: Member(make_facts(0), cast(Any, Writer()), "10.0.0.1")}
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     return found
 
 
-def check(waiting: Waiting, there: Mapping[int, Any] = THERE, ended: str = "", way: OnTheWay | None = None) -> str:
+def check(waiting: Waiting, there: Mapping[int, Member] = THERE, ended: str = "", way: OnTheWay | None = None) -> str:
     """The sentence that ends the waiting, or nothing while it goes on."""
     try:
         asyncio.run(waiting.check(there, ended, way or OnTheWay()))
@@ -101,6 +108,7 @@ def test_a_node_that_slurm_holds_for_gone_is_not_waited_for(spec: Spec) -> None:
     waiting.answered()
     waiting.deadline_s = time.monotonic() + 60
     assert check(waiting) == "" and not asked
+    waiting._next_look_s = 0.0
     waiting.first_s = time.monotonic() - missing.ASK_SLURM_S - 1
     text = check(waiting)
     assert "before Slurm held it for gone" in text and "node 2 (n3): Slurm says DOWN* (Not responding)" in text
@@ -116,6 +124,7 @@ def test_slurm_is_asked_once_while_waiting(spec: Spec) -> None:
     waiting.deadline_s = time.monotonic() + 60
     waiting.first_s = 0.1
     for _ in range(3):
+        waiting._next_look_s = 0.0
         assert check(waiting) == ""
     assert len(asked) == 1
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from trainpkg.launch.facts import MAX_NAMED, NodeFacts, RollCallError, name_nodes
 from trainpkg.launch.head.command import OnTheWay
+from trainpkg.launch.head.member import Member
 from trainpkg.launch.reach import knock
 from trainpkg.launch.slurm import ask
 from trainpkg.launch.spec import Spec
@@ -52,16 +53,21 @@ class Waiting:
     def gone(self, name: str) -> None:
         self.left = self.left or (name, time.monotonic())
 
-    async def check(self, there: Mapping[int, NodeFacts], ended: str, way: OnTheWay) -> None:
+    async def check(self, members: Mapping[int, Member], ended: str, way: OnTheWay) -> None:
         """Raise RollCallError when waiting is over. `ended`: why no more answers will come, or nothing."""
         now, times = time.monotonic(), self.spec.timeouts
         if way.failed:
             raise RollCallError("; ".join(way.failed[:MAX_NAMED]))
         if way.busy:  # they are there, and busy: the roll call's time is not for that
             self.deadline_s = max(self.deadline_s, min(now + times.rollcall_s, self.begin_s + times.start_s))
-        absent = [index for index in range(self.spec.num_nodes) if index not in there]
-        if spoken := self._spoken(absent, now, at_once=bool(ended or self.left)):
-            raise RollCallError(f"{spoken}. Answered: {name_nodes(list(there.values())) or 'none'}")
+        look = bool(ended or self.left) or now >= min(self.deadline_s, self._next_look_s)
+        if not look:  # called for each of thousands of answers
+            return
+        self._next_look_s = now + LOOK_S
+        there = [member.facts for member in members.values()]
+        absent = [index for index in range(self.spec.num_nodes) if index not in members]
+        if spoken := self._spoken(absent):
+            raise RollCallError(f"{spoken}. Answered: {name_nodes(there) or 'none'}")
         if self.left and (ended or now >= min(self.deadline_s, self.left[1] + LEFT_S)):
             raise RollCallError(f"{self.left[0]} answered the roll call and then its connection ended")
         if now >= self.deadline_s or ended:
@@ -70,11 +76,10 @@ class Waiting:
             self._asked = True
             await self._ask(absent, there, way)
 
-    def _spoken(self, absent: list[int], now: float, at_once: bool) -> str:
+    def _spoken(self, absent: list[int]) -> str:
         """The last words of a node that gave up: it has ended, whatever its starter still waits for. A few per look."""
-        if not absent or not (at_once or now >= self._next_look_s):
+        if not absent:
             return ""
-        self._next_look_s = now + LOOK_S
         start = self._looked_at % len(absent)
         some = [*absent[start:], *absent[:start]][:MAX_NAMED]
         self._looked_at += len(some)
@@ -84,7 +89,7 @@ class Waiting:
         names = ", ".join(f"node {index} ({self.spec.hosts[index]})" for index in found)
         return f"{names} did not answer the roll call: {next(iter(found.values()))}"
 
-    async def _ask(self, absent: list[int], there: Mapping[int, NodeFacts], way: OnTheWay) -> None:
+    async def _ask(self, absent: list[int], there: Sequence[NodeFacts], way: OnTheWay) -> None:
         """Some let the others wait: say so, and wait no longer for those that Slurm holds for gone."""
         hosts = {index: self.spec.hosts[index] for index in absent[:MAX_NAMED]}
         states = await states_of(list(hosts.values()), self.ask_states)
@@ -95,7 +100,7 @@ class Waiting:
         if any(ask.is_down(state) for state in states.values()):
             raise RollCallError(await self._sentence(absent, there, "Slurm held it for gone", way))
 
-    async def _sentence(self, absent: list[int], there: Mapping[int, NodeFacts], ended: str, way: OnTheWay) -> str:
+    async def _sentence(self, absent: list[int], there: Sequence[NodeFacts], ended: str, way: OnTheWay) -> str:
         some = [way.busy.get(index, f"node {index} ({self.spec.hosts[index]})") for index in absent[:MAX_NAMED]]
         more = f" and {len(absent) - MAX_NAMED} more" if len(absent) > MAX_NAMED else ""
         times = self.spec.timeouts
@@ -108,7 +113,7 @@ class Waiting:
         why = await explain(self.spec, [index for index in absent if index not in way.busy], self.ask_states)
         return (
             f"{', '.join(some)}{more} did not answer the roll call {within}; answered: "
-            f"{name_nodes(list(there.values())) or 'none'}. {why}{'. ' if why else ''}Logs of the nodes' launchers: "
+            f"{name_nodes(there) or 'none'}. {why}{'. ' if why else ''}Logs of the nodes' launchers: "
             f"node-K.log in {self.spec.generation_dir(0)}"
         )
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainpkg.launch import wire
 from trainpkg.launch.facts import MAX_NAMED, NodeFacts, RollCallError, name_nodes
+from trainpkg.launch.head.member import Member
 from trainpkg.launch.spec import TOKEN, Spec
 from trainpkg.launch.typed.agreement import misfit
 from trainpkg.launch.typed.command import Typed
@@ -96,11 +97,12 @@ class Reception:
             raise wire.Refused(f"node {index}, {who}: {answer.get('why')}")
         return answer
 
-    def wait(self, present: Mapping[int, NodeFacts], now_s: float, deadline_s: float, ended: str) -> None:
+    def wait(self, present: Mapping[int, Member], now_s: float, deadline_s: float, ended: str) -> None:
         """Remind people of who is missing. Raises RollCallError when it is too late."""
         self.remind(present, now_s)
         if now_s >= deadline_s and not ended and self.missing(present):
-            raise RollCallError(self.too_late(present, name_nodes(list(present.values())) or "none"))
+            answered = name_nodes([member.facts for member in present.values()]) or "none"
+            raise RollCallError(self.too_late(present, answered))
 
     def remind(self, present: Collection[int], now_s: float) -> None:
         """Say who is missing, now and then, more and more seldom."""

@@ -179,10 +179,9 @@ class Coordinator:
                     on_the_way = way()
             if self._refused:
                 raise RollCallError(self._refused)
-            there = {index: member.facts for index, member in self.members.items()}
             if self.reception is not None:
-                self.reception.wait(there, time.monotonic(), self.waiting.deadline_s, why)
-            await self.waiting.check(there, why, on_the_way)
+                self.reception.wait(self.members, time.monotonic(), self.waiting.deadline_s, why)
+            await self.waiting.check(self.members, why, on_the_way)
         nodes = [self.members[index].facts for index in sorted(self.members)]
         if found := facts.contradictions(self.spec, nodes):
             raise RollCallError("the nodes cannot train together: " + "; ".join(found))
