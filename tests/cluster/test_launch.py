@@ -94,6 +94,17 @@ def test_whole_nodes_bring_all_their_gpus(lab: Lab, shared_dir: Path) -> None:
     assert plan["gpus"] == [["0", "1", "2", "3"]] * 2
 
 
+def test_a_job_of_two_parts_whose_nodes_differ(lab: Lab, shared_dir: Path) -> None:
+    """One launch over all of them: `sbatch -N1 --gres=gpu:1 : -N2 --gres=gpu:3`."""
+    first, second = ["--nodes=1", "--gres=gpu:1"], [":", "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:3"]
+    job = SlurmLaunch(lab, shared_dir, {"where": "slurm", "nodes": 3, "device": "auto"}, *first, *second)
+    assert job.status() == 0, job.output
+    plan = json.loads((shared_dir / "run/launch/1/0/plan.json").read_text())
+    assert [(node["host"], node["rank_offset"], node["num_ranks"]) for node in plan["nodes"]] == [
+        ("n1", 0, 1), ("n2", 1, 3), ("n3", 4, 3)
+    ]  # fmt: skip
+
+
 def test_fewer_nodes_than_the_job_has(lab: Lab, shared_dir: Path) -> None:
     job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=3")
     assert job.status() == 0, job.output

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg.launch.facts import RollCallError
 from trainpkg.launch.head import command, places
 from trainpkg.launch.head.command import OnTheWay
+from trainpkg.launch.head.member import Member
 from trainpkg.launch.head.missing import Waiting
 from trainpkg.launch.spec import Spec
 
@@ -136,7 +137,7 @@ def test_a_run_directory_that_a_node_does_not_see_is_no_end(tmp_path: Path) -> N
 
 def test_a_node_in_its_prologue_is_waited_for_as_long_as_a_start_may_take() -> None:
     """The roll call's time counts from the first answer, and not for nodes that are still loading modules."""
-    there = {0: make_facts(0)}
+    there = {0: Member(make_facts(0), cast(Any, None), "10.0.0.1")}
     busy = OnTheWay(busy={1: "node 1 (n2), which is in line 1 of launch.prologue ('sleep 60'),"})
     waiting = Waiting(make_spec(2), lambda text: None)
     waiting.answered()

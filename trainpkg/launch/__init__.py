@@ -2,6 +2,7 @@
 
 head      once per job, in `launch`:
     job          the subcommand: lock, attempt, nodes, verdict        lock        one writer per run directory
+    planning     what the next attempt is: hosts, limits
     attempt      files and rules of an attempt                        history     whether another attempt is worth it
     screen       what people see                                      requeue     the job's own way back into the queue
     examine      the doctor's questions, in a smoke test              words       first and last lines
@@ -33,6 +34,7 @@ typed     `node`, typed once per machine where there is no Slurm:
     address      HOST as each machine must find it                    secret      the file that all share
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
+    het          jobs of several parts, as one
     conf         SLURM_CONF where it was lost on the way              ask          what the controller says of nodes
     control      what the controller says of jobs; a requeue
 doctor    what is wrong with a machine or a batch script before a job pays for it; a map of its own in its package
@@ -44,6 +46,6 @@ Below all:
     wire         authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
     unix         sockets between processes of one node                ranges      blocks of ranks that overlap or gap
-    stacks       where a process is that does nothing                 memory      memory cgroups: limits, peaks, OOM kills
+    stacks       where a process is that does nothing                 memory      memory cgroups: limits, OOM kills
     (trainpkg.variables and trainpkg.presets: names that torch, NCCL and gloo read; settings of kinds of networks)
 """

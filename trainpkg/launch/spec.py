@@ -78,6 +78,7 @@ class Spec:
     typed_local: bool = False  # typed nodes that are all on this machine
     ports: list[int] | None = None  # first and last that a site leaves open; None: chosen freely
     master_addr: str | None = None  # address or name of the first node; None: one that all nodes reach
+    het: list[list[Any]] = field(default_factory=list)  # parts of a heterogeneous job: group, job id, nodes
     step_gpus: int = 0  # per node, to be asked of srun: a step of an exclusive job gets none by itself
 
     @property
@@ -100,6 +101,10 @@ class Spec:
     def needs_shared_directory(self) -> bool:
         """Whether ranks of several nodes write into one run directory: ours do, a user's own program may not."""
         return self.backend != "command" and self.entry == ENTRY
+
+    @property
+    def parts(self) -> list[tuple[int, str, int]]:
+        return [(int(group), str(job), int(number)) for group, job, number in self.het]
 
     @property
     def port_range(self) -> tuple[int, int] | None:

@@ -11,15 +11,12 @@ import os
 import resource
 import secrets
 import shlex
-import shutil
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainpkg.config import Run
-from trainpkg.errors import UserError
 from trainpkg.launch import processes
 from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head import attempt, command, lock, places, settings
@@ -29,13 +26,13 @@ from trainpkg.launch.head.examine import examine
 from trainpkg.launch.head.lock import Lock
 from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome
 from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
+from trainpkg.launch.head.planning import plan_attempt
 from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
 from trainpkg.launch.head.requeue import put_back
 from trainpkg.launch.head.rollcall import Coordinator
 from trainpkg.launch.head.screen import Recorded, Screen, SharedScreen, make_screen
 from trainpkg.launch.head.words import introduction, last_words
-from trainpkg.launch.slurm import ask, conf, control
-from trainpkg.launch.slurm.allocation import Allocation, read_allocation
+from trainpkg.launch.slurm import ask, conf, control, het
 from trainpkg.launch.spec import Spec
 
 END_GRACE_S = 5.0
@@ -94,10 +91,10 @@ def launch(
         attempt.refuse_repetition(folder, retry, life)
         if endpoint is not None:
             overrides |= typed_fields(endpoint)
-        spec, job_hosts = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
+        spec, job_hosts, remarks = plan_attempt(run, folder, where or run.launch.where, os.environ, overrides)
         attempt.open_attempt(spec, folder, run, retry, life)
         screen = Recorded(screen, Path(spec.launch_dir) / "launch.log")
-        for line in introduction(spec, run, folder, life, where or run.launch.where):
+        for line in [*introduction(spec, run, folder, life, where or run.launch.where), *remarks]:
             screen.say(line)
         work = Job(spec, screen, held, job_hosts, endpoint)
         outcome = asyncio.run(work.run())
@@ -105,55 +102,6 @@ def launch(
         if status == AGAIN and requeue:
             put_back(run.slurm.requeue, life, held, screen)
         return status
-
-
-def plan_attempt(
-    run: Run, folder: Folder, where: str, env: Mapping[str, str], overrides: Mapping[str, Any]
-) -> tuple[Spec, list[str]]:
-    """The spec of the next attempt, and all hosts of the Slurm job."""
-    if where == "typed":  # hosts are known once their nodes have called
-        return attempt.make_spec(run, folder, [f"node{k}" for k in range(run.launch.nodes)], where, **overrides), []
-    num_nodes = stage_nodes(run, folder.stage)
-    allocation = read_allocation(env) if where != "local" else None
-    if where == "slurm" and allocation is None:
-        raise UserError("launch.where = 'slurm', but SLURM_JOB_ID is not set: this process is in no Slurm job")
-    if where == "auto" and allocation is not None and shutil.which("srun") is None and num_nodes > 1:
-        raise UserError(
-            f"launch.nodes = {num_nodes} in Slurm job {allocation.job_id}, but there is no srun in PATH here. "
-            f"{control.OUTSIDE}; launch.where: local simulates the nodes on this machine"
-        )
-    if where == "auto" and (allocation is None or shutil.which("srun") is None):
-        allocation = None
-    if allocation is None:
-        hosts = [f"sim{index}" for index in range(num_nodes)]
-        return attempt.make_spec(run, folder, hosts, "local", **overrides), []
-    fields = control.ask_slurm(control.own_name(env))
-    hosts = places.hosts_of_job(allocation, fields, num_nodes)
-    more = {
-        "slurm_job_id": allocation.job_id,
-        "deadline": places.end_of_job(allocation, fields),
-        "deadline_lead_s": run.slurm.lead_s(places.limit_of_job(fields)),
-        "cpus_per_task": min(run.slurm.cpus_per_task, cpus_per_node(allocation, fields)),
-    }
-    if run.launch.gpus_per_node is None and run.launch.device != "cpu":
-        more["step_gpus"] = places.gpus_of_exclusive_job(fields, hosts)
-    spec = attempt.make_spec(run, folder, hosts, "slurm", **(more | dict(overrides)))
-    return spec, places.hosts_of_job(allocation, fields, None)
-
-
-def stage_nodes(run: Run, stage: str) -> int:
-    """Nodes of a stage: a smoke test takes few, an evaluation its own number."""
-    if stage == "smoke":
-        return min(run.launch.nodes, run.smoke.max_nodes)
-    return run.evaluate.nodes or run.launch.nodes if stage == "evaluate" else run.launch.nodes
-
-
-def cpus_per_node(allocation: Allocation, fields: Mapping[str, str]) -> int:
-    """CPUs that a task may have on each node: asking srun for more than the job has is refused."""
-    if allocation.cpus_per_node:
-        return min(allocation.cpus_per_node)
-    cpus, nodes = fields.get("NumCPUs", ""), fields.get("NumNodes", "1")
-    return max(1, int(cpus) // int(nodes)) if cpus.isdigit() and nodes.isdigit() else 1
 
 
 class Job:
@@ -233,7 +181,7 @@ class Job:
             return LocalNodes.start(spec, program, env)
         srun = places.srun_command(spec, self.job_hosts)
         self.screen.say(f"starting {shlex.join(srun)}")
-        return SrunNodes([*srun, *program], places.srun_environment(env), self.screen.say)
+        return SrunNodes([*srun, *program], places.srun_environment(env) | het.variables(spec.parts), self.screen.say)
 
     def _tell_settings(self, nodes: list[NodeFacts]) -> None:
         for line in settings.describe(self.spec, nodes):

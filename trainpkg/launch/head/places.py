@@ -23,6 +23,7 @@ from trainpkg.launch.head.command import NODE_RANK
 from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.step import Step
 from trainpkg.launch.node.evidence import last_lines
+from trainpkg.launch.slurm import het
 from trainpkg.launch.slurm.allocation import Allocation
 from trainpkg.launch.slurm.grammar import expand_hosts, parse_gres
 from trainpkg.launch.spec import Spec
@@ -66,13 +67,14 @@ def srun_command(spec: Spec, job_hosts: list[str]) -> list[str]:
     and without it the later one waits for ever.
     """
     num = spec.num_nodes
-    command = ["srun", f"--nodes={num}", f"--ntasks={num}", "--ntasks-per-node=1"]
+    one_job = [f"--nodes={num}", f"--ntasks={num}", "--ntasks-per-node=1"]
+    command = ["srun", *(het.geometry(spec.parts) if spec.het else one_job)]
     command += [f"--cpus-per-task={spec.cpus_per_task}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=60"]
     command += ["--overlap", "--mpi=none", "--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
     own = shlex.split(spec.srun_args)
     if spec.step_gpus and not any(word.startswith(("--gres", "--gpus")) for word in own):
         command.append(f"--gres=gpu:{spec.step_gpus}")
-    if job_hosts and job_hosts != spec.hosts:
+    if job_hosts and job_hosts != spec.hosts and not spec.het:
         command.append(f"--nodelist={','.join(spec.hosts)}")
     return command + own  # what would contradict ours has been refused with the config
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainpkg.errors import UserError
+from trainpkg.launch.slurm import het
 from trainpkg.launch.slurm.grammar import (
     MAX_HOSTS,
     Gres,
@@ -63,6 +64,7 @@ def read_allocation(env: Mapping[str, str]) -> Allocation | None:
     Raises:
         UserError: a value that Slurm would not write, or two that contradict each other.
     """
+    env = het.as_one_job(env)
     job_name = "SLURM_JOB_ID" if env.get("SLURM_JOB_ID") else "SLURM_JOBID"
     job_id = env.get(job_name, "")
     lists = [name for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST") if name in env]
