@@ -25,12 +25,12 @@ localrules:
     summarise,
 
 
-# The evaluations stand here too: the hooks below write the tables also when runs are missing, and a missing input of a
+# The runs' results stand here too: the hooks below write the tables also when runs are missing, and a missing input of a
 # rule whose outputs are there is nothing that Snakemake would make.
 rule all:
     default_target: True
     input:
-        all_evaluations,
+        all_results,
         rules.summarise.output,
 
 

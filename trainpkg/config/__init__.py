@@ -8,13 +8,25 @@ merging them and reporting errors belong to `sheet`; JSON Schema and the key tab
 from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
 from trainpkg.config.keys import Section, flatten
 from trainpkg.config.run import Run, Workflow, disagreements
-from trainpkg.config.work import ConvModel, Data, DigitsData, GPTModel, Model, Optim, PythonTextData, Train, ViTModel
+from trainpkg.config.work import (
+    ConvModel,
+    Data,
+    DigitsData,
+    Entry,
+    GPTModel,
+    Model,
+    Optim,
+    PythonTextData,
+    Train,
+    ViTModel,
+)
 
 __all__ = [
     "Checkpoint",
     "ConvModel",
     "Data",
     "DigitsData",
+    "Entry",
     "Evaluate",
     "Fsdp",
     "GPTModel",

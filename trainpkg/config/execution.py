@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from trainpkg.config.keys import Section, execution
+from trainpkg.template import uses_entry
 
 
 def parse_ports(text: str) -> tuple[int, int]:
@@ -64,8 +65,9 @@ class Launch(Section):
     )
     command: str | None = execution(
         None,
-        "What backend command starts once per node; {rank_offset} {world_size} {node_rank} {num_nodes} {gpus_per_node} "
-        "{master_addr} {master_port} {dist_url} {hosts} are filled in.",
+        "What backend command starts once per node, split as a shell would; {rank_offset} {world_size} {node_rank} "
+        "{num_nodes} {gpus_per_node} {master_addr} {master_port} {dist_url} {hosts} {python} are filled in, and "
+        "{entry}: what it shall start so that ranks are ours (-m MODULE). Without {entry} it is the training itself.",
     )
     mpi: Literal["auto", "pmix", "pmi2", "mpirun"] = execution("auto", "How backend mpi starts; auto: what is there.")
     start: Literal["fork", "exec"] = execution("fork", "fork: from one process that imported torch; exec: one each.")
@@ -118,6 +120,11 @@ class Launch(Section):
     def ports(self) -> tuple[int, int] | None:
         """First and last port of `port`."""
         return None if self.port is None else parse_ports(self.port)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the program of backend command is the training, and its ranks are not ours."""
+        return self.backend == "command" and not uses_entry(self.command or "")
 
 
 class Slurm(Section):

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from trainpkg.config import site, submission
+from trainpkg.config import site, starts, submission
 from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
 from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
-from trainpkg.config.work import ConvModel, Data, Model, Optim, Train, ViTModel
+from trainpkg.config.work import ConvModel, Data, Entry, Model, Optim, Train, ViTModel
 
 
 class Run(Section):
@@ -21,13 +21,15 @@ class Run(Section):
 
     run: str = execution(..., "Name; also the directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     recipe: str = execution(..., "Name of the file in the recipes folder, without .yaml.")
-    task: Literal["images", "language"] = identity(..., "images: classification; language: next-byte prediction.")
+    entry: Entry | None = identity(None, "A program of your own.")
+    # Required, unless a program of the user's own is trained: then they are None, whatever their types say.
+    task: Literal["images", "language"] = identity(None, "images: classification; language: next-byte prediction.")
     seed: int = identity(0, "Seed of weights, data order and dropout.", ge=0)
     strategy: Literal["single", "ddp", "fsdp"] | None = execution(None, "Left out: ddp, or single for one rank.")
-    model: Model = identity(..., "The network.")
-    data: Data = identity(..., "The data set.")
+    model: Model = identity(None, "The network.")
+    data: Data = identity(None, "The data set.")
     optim: Optim = identity(Optim(), "Optimisation.")
-    train: Train = identity(..., "Length, batch and precision.")
+    train: Train = identity(None, "Length, batch and precision.")
     fsdp: Fsdp = execution(Fsdp(), "Sharding.")
     checkpoint: Checkpoint = execution(Checkpoint(), "Saving.")
     logging: Logging = execution(Logging(), "Records.")
@@ -44,6 +46,11 @@ class Run(Section):
         return self
 
     @property
+    def own_program(self) -> bool:
+        """Whether a program of the user's is trained: his script on any backend, or what launch.command starts."""
+        return self.entry is not None or self.launch.foreign
+
+    @property
     def num_ranks(self) -> int | None:
         """World size where the config alone says it, else None."""
         if self.launch.gpus_per_node is not None:
@@ -58,7 +65,10 @@ class Run(Section):
 
     def fingerprint(self) -> str:
         """16 hex digits over the identity keys: equal for runs that compute the same."""
-        text = json.dumps(identity_of(self), sort_keys=True)
+        tree = {name: value for name, value in identity_of(self).items() if name not in starts.OPTIONAL or value}
+        if self.launch.foreign:
+            tree["command"] = self.launch.command
+        text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def smallest(self) -> Run:
@@ -71,7 +81,12 @@ class Run(Section):
 
     def flat(self) -> dict[str, Any]:
         """All keys as `section.key: value`."""
-        return flatten(self.model_dump(mode="json"))
+        return flatten(self.tree())
+
+    def tree(self) -> dict[str, Any]:
+        """All keys as JSON has them, without the sections that a program of the user's own stands for."""
+        tree = self.model_dump(mode="json")
+        return {name: value for name, value in tree.items() if name not in starts.OPTIONAL or value is not None}
 
 
 def expanded(text: str) -> str:
@@ -101,6 +116,13 @@ class Workflow(Section):
 
 def disagreements(run: Run) -> list[str]:
     """Sentences on keys that contradict each other, each key named with its value."""
+    found = [*starts.disagreements(run), *submission.disagreements(run.slurm), *site.disagreements(run.launch)]
+    if missing := starts.missing(run):
+        return [*found, *missing]
+    return [*found, *(() if run.own_program else _work(run)), *_launch(run)]
+
+
+def _work(run: Run) -> list[str]:
     found = []
     wants = {"images": ({"conv", "vit"}, {"digits"}), "language": ({"gpt"}, {"python_text"})}
     models, data = wants[run.task]
@@ -120,6 +142,11 @@ def disagreements(run: Run) -> list[str]:
         )
     if run.strategy == "single" and (ranks or 1) > 1:
         found.append(f"strategy = 'single' contradicts {ranks} ranks (launch.nodes x launch.gpus_per_node); use ddp")
+    return found
+
+
+def _launch(run: Run) -> list[str]:
+    found = []
     if run.launch.devices is not None and run.launch.gpus_per_node not in (None, len(run.launch.devices)):
         found.append(
             f"launch.devices = {list(run.launch.devices)} names {len(run.launch.devices)} devices, "
@@ -135,4 +162,4 @@ def disagreements(run: Run) -> list[str]:
             f"launch.master_addr = {master!r} for launch.nodes = {run.launch.nodes}: each node would wait for itself; "
             "give an address of the first node that the others reach, or leave it out"
         )
-    return [*found, *submission.disagreements(run.slurm), *site.disagreements(run.launch)]
+    return found

@@ -72,6 +72,16 @@ class Optim(Section):
     clip_norm: float | None = identity(1.0, "Largest global gradient norm; null: no clipping.", gt=0)
 
 
+class Entry(Section):
+    """A training program of the user's own, in place of task, model, data, optim and train."""
+
+    script: str | None = identity(None, "Python file that each rank runs: python -u SCRIPT ARGS.")
+    module: str | None = identity(None, "Module instead of a file: python -u -m MODULE ARGS.")
+    args: tuple[str, ...] = identity(
+        (), "Arguments; {rank} {local_rank} and what launch.command knows, but {python} and {entry}, are filled in."
+    )
+
+
 class Train(Section):
     """How long, how much at once, in which precision."""
 

@@ -126,7 +126,16 @@ def count_ranks(spec: Spec, index: int, device: str, gpus: Sequence[str]) -> int
     asked = spec.gpus_per_node[index] if spec.gpus_per_node and index < len(spec.gpus_per_node) else None
     if device != "cuda":
         return asked or len(spec.devices or gpus) or 1
-    if len(gpus) < (asked or 1):
+    if gpus and asked and len(gpus) < asked:
+        if spec.oversubscribe:  # with gloo: the config allows no other
+            return asked
+        raise UserError(
+            f"launch.gpus_per_node = {asked}, but {len(gpus)} GPUs are visible ({','.join(gpus)}): more ranks than "
+            "GPUs would share them, which nccl refuses (Duplicate GPU detected). Ask for fewer ranks or more GPUs "
+            "(CUDA_VISIBLE_DEVICES, slurm.gpu_request); to share them on purpose, set launch.oversubscribe: true and "
+            "launch.dist_backend: gloo; launch.device: cpu takes none"
+        )
+    if not gpus:
         raise UserError(
             f"{len(gpus)} GPUs are visible where launch.gpus_per_node = {asked or 'all'} asks for {asked or 'some'}; "
             "check CUDA_VISIBLE_DEVICES and what was asked of Slurm (slurm.gpu_request), or set launch.device: cpu"

@@ -100,7 +100,7 @@ class Spec:
     @property
     def needs_shared_directory(self) -> bool:
         """Whether ranks of several nodes write into one run directory: ours do, a user's own program may not."""
-        return self.backend != "command" and self.entry == ENTRY
+        return not self.silent and self.entry == ENTRY
 
     @property
     def parts(self) -> list[tuple[int, str, int]]:

@@ -88,7 +88,8 @@ def context_from_environment(
             f"{local_world_size}: ranks count from 0 and stay below the size"
         )
     kind = environ.get("TRAINPKG_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
-    device = pick_device(kind, local_rank, local_world_size)
+    shares = environ.get("TRAINPKG_OVERSUBSCRIBE") == "1"
+    device = pick_device(kind, local_rank, local_world_size, shares)
     backend = environ.get("TRAINPKG_DIST_BACKEND") or ("nccl" if kind == "cuda" else "gloo")
     return RankContext(
         rank=rank,
@@ -114,14 +115,19 @@ def context_from_environment(
     )
 
 
-def pick_device(kind: str, local_rank: int, local_world_size: int) -> torch.device:
-    """cpu, or this rank's GPU: `cuda:local_rank`, or `cuda:0` where each process is shown one GPU of its own."""
+def pick_device(kind: str, local_rank: int, local_world_size: int, shares: bool = False) -> torch.device:
+    """cpu, or this rank's GPU: `cuda:local_rank`, or `cuda:0` where each process is shown one GPU of its own.
+
+    `shares` (launch.oversubscribe): ranks beyond the GPUs begin again with the first one.
+    """
     if kind == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     if visible == 0:
         raise UserError("launch.device = cuda, but this process sees no GPU; ask for GPUs, or set launch.device: cpu")
     index = 0 if visible == 1 and local_world_size > 1 else local_rank
+    if shares:
+        index %= visible
     if index >= visible:
         raise UserError(f"LOCAL_RANK = {local_rank}, but only {visible} GPUs are visible; lower launch.gpus_per_node")
     return torch.device("cuda", index)

@@ -59,8 +59,10 @@ def all_smoke_results():
     return [f"{RESULTS}/smoke/{topology}.json" for topology in TOPOLOGIES]
 
 
-def all_evaluations(wildcards):
-    return [f"{RESULTS}/runs/{name}/evaluation.json" for name in SHEET.runs]
+def all_results(wildcards):
+    """What each run ends with: its evaluation, or for a program of the user's own, which has none, its training."""
+    last = {name: "train.json" if run.own_program else "evaluation.json" for name, run in SHEET.runs.items()}
+    return [f"{RESULTS}/runs/{name}/{file}" for name, file in last.items()]
 
 
 def config_args(wildcards):

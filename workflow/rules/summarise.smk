@@ -3,7 +3,7 @@
 
 rule summarise:
     input:
-        all_evaluations,
+        all_results,
     output:
         runs=report(
             f"{RESULTS}/tables/runs.csv",

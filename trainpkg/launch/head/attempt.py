@@ -22,7 +22,7 @@ import yaml
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
-from trainpkg.launch.head import history
+from trainpkg.launch.head import history, own
 from trainpkg.launch.head.outcome import DO_NOT_RUN_AGAIN, Outcome
 from trainpkg.launch.slurm.control import Life
 from trainpkg.launch.spec import PRELOAD, Spec, Timeouts
@@ -157,7 +157,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
         "gpus_per_node": None if launch.gpus_per_node is None else [launch.gpus_per_node] * num_nodes,
         "device": launch.device,
         "devices": None if launch.devices is None else list(launch.devices),
-        "backend": launch.backend,
+        **own.fields_of_spec(run, folder.stage),
         "dist_backend": launch.dist_backend,
         "start": launch.start,
         "preload": [*PRELOAD, f"trainpkg.{folder.stage}"],
@@ -193,7 +193,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: An
 def open_attempt(spec: Spec, folder: Folder, run: Run, retry: int = 1, life: Life | None = None) -> None:
     """Write config.yaml, spec.json and the beginning of attempt.json."""
     Path(spec.launch_dir).mkdir(parents=True)
-    tree = run.model_dump(mode="json") | {"fingerprint": run.fingerprint()}
+    tree = run.tree() | {"fingerprint": run.fingerprint()}
     beside = Path(spec.config_path).with_name(
         ".config.yaml"
     )  # a torn one would tell nothing of the run that lies there

@@ -19,7 +19,7 @@ from typing import Any
 from trainpkg.config import Run
 from trainpkg.launch import processes
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head import attempt, command, lock, places, settings
+from trainpkg.launch.head import attempt, command, lock, own, places, settings
 from trainpkg.launch.head.attempt import STAGES, Folder
 from trainpkg.launch.head.conduct import Conductor
 from trainpkg.launch.head.examine import examine
@@ -115,7 +115,7 @@ class Job:
         self.work: asyncio.Task[Outcome] | None = None
         self.asked = ""
         self.num_interrupts = 0
-        self.origin = ("the start", time.monotonic())
+        self.origin, self.began = ("the start", time.monotonic()), time.time()
 
     async def run(self) -> Outcome:
         """The outcome, with no process of this attempt left."""
@@ -163,6 +163,8 @@ class Job:
         except RollCallError as error:
             outcome = Outcome("failed", 1, sentence=str(error))
         finally:
+            if self.spec.silent and outcome.verdict == "finished":
+                own.write_result(self.spec, outcome, self.began)
             require_output(self.spec, outcome)
             words = last_words(self.spec, outcome)
             coordinator.goodbye(outcome.status if self.endpoint else 0, words)  # to srun its tasks always end well

@@ -155,6 +155,7 @@ def for_rank(
         "TRAINPKG_HOST": plan.nodes[index].host,
         "TRAINPKG_DEVICE": device,
         "TRAINPKG_DIST_BACKEND": backend,
+        "TRAINPKG_OVERSUBSCRIBE": "1" if spec.oversubscribe else None,
         "TRAINPKG_LISTEN_FD": None,
     }
     return changes

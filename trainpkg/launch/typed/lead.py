@@ -72,7 +72,7 @@ def with_typed(run: Run, typed: Typed, start_timeout_s: float | None) -> Run:
         keys["gpus_per_node"] = gpus[0] if len(set(gpus)) == 1 else None  # uneven: the spec has the list
     if start_timeout_s is not None:
         keys["start_timeout_s"] = start_timeout_s
-    tree = run.model_dump(mode="json")
+    tree = run.tree()
     tree["launch"] |= keys
     try:
         return Run.model_validate(tree)
