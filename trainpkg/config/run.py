@@ -85,8 +85,8 @@ class Run(Section):
 
     def tree(self) -> dict[str, Any]:
         """All keys as JSON has them, without the sections that a program of the user's own stands for."""
-        tree = self.model_dump(mode="json")
-        return {name: value for name, value in tree.items() if name not in starts.OPTIONAL or value is not None}
+        absent = {name for name in starts.OPTIONAL if getattr(self, name) is None}
+        return self.model_dump(mode="json", exclude=absent)
 
 
 def expanded(text: str) -> str:

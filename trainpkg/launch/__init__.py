@@ -15,6 +15,7 @@ head      once per job, in `launch`:
     outcome      how an attempt ended                                 sentences   what is said of a failure
     late         what has not happened in time                        hang        whom the others wait for
     rankstate    what is known of one rank                            deadline    when a job must stop
+    units        what tells of its end: ranks, or programs            own         a program of the user's as a run
     member       a node at the coordinator's end                      reception   answers nodes that people typed
 node      once per node, in `node` (the standard library alone):
     command      the subcommand: started by `launch`, or typed        ranks       their reports and ends
@@ -27,6 +28,8 @@ start     how the processes of ranks come into being:
     fork         from a fork server (zygote) that imported torch once execute     a program of its own per rank
     enter        last steps before a rank's own code
     identity     which rank a process of another launcher is          meeting     where such ranks meet
+    program      one program of somebody else's per node              command     its line, from a template
+    torchrun     its line, for c10d and static rendezvous
     guard        what foreign launchers start in place of a rank      guards      the node's side of guards
 typed     `node`, typed once per machine where there is no Slurm:
     command      flags and variables, one machine's word              agreement   two machines' words compared

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.head import failure, hang, late
+from trainpkg.launch.head import failure, hang, late, units
 from trainpkg.launch.head.failure import Record
 from trainpkg.launch.head.rankstate import RankState
 from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
-from trainpkg.launch.spec import PROGRAMS, Spec
+from trainpkg.launch.spec import Spec
 from trainpkg.launch.stacks import Stack
 from trainpkg.launch.wire import Message
 
@@ -34,12 +33,7 @@ class Generation:
     ) -> None:
         self.spec, self.plan, self.number, self.watch, self.origin = spec, plan, number, watch, origin
         self.node_signal = node_signal
-        # what tells of its end: a rank, or where no rank is ours the one program of a node, numbered as the node
-        self.ranks = {
-            node.index if spec.foreign else node.rank_offset + local: RankState(node.index)
-            for node in plan.nodes
-            for local in range(1 if spec.foreign else node.num_ranks)
-        }
+        self.ranks = {number: RankState(node) for number, node in units.units(spec, plan).items()}
         self.records: list[Record] = []  # of nodes, and what was inferred
         self.failed_s: float | None = None
         self.ready: set[int] = set()  # nodes whose imports are done
@@ -62,7 +56,7 @@ class Generation:
     @property
     def over(self) -> bool:
         """Whether every rank has ended as it should, and whatever started them."""
-        awaited = len(self.plan.nodes) if self.spec.by_program and not self.spec.foreign else 0
+        awaited = units.num_programs(self.spec)
         return self.failed_s is None and self.num_ended == len(self.ranks) and len(self.programs) == awaited
 
     @property
@@ -106,23 +100,8 @@ class Generation:
             time_s = min(t for t in (rank.spoke_s, rank.ended_s) if t is not None)
             record = failure.rank_record({"rank": number} | rank.ended, rank.node, self._host(rank.node), time_s)
             if record is not None:
-                found.append(self._as_seen(record, rank.ended))
+                found.append(units.as_seen(self.spec, self.plan, record, rank.ended))
         return found
-
-    def _as_seen(self, record: Record, ended: dict[str, Any]) -> Record:
-        """The record of a unit, which may be a program that is not ours, or one that found its port taken."""
-        if self.spec.silent:
-            record = dataclasses.replace(record, counts=record.step is not None)
-        if self.spec.foreign:
-            record = dataclasses.replace(record, rank=None, part=PROGRAMS[self.spec.backend])
-        return self._port_taken(record) if ended.get("port_taken") else record
-
-    def _port_taken(self, record: Record) -> Record:
-        text = (
-            f"found port {self.plan.master_port} of {self.plan.master_addr} taken: another program bound it after "
-            "node 0 had let go of it"
-        )
-        return dataclasses.replace(record, kind="port_taken", message=text)
 
     def _explained(self, record: Record) -> Record:
         if record.kind != "node_lost":
@@ -158,7 +137,12 @@ class Generation:
             details, signum = message.get("details", ""), message.get("signal")
             self._record("start", node, self._host(node), now_s, message["message"], details, signum)
         elif kind == "program_ended":
-            self._program_ended(node, message, now_s)
+            record = units.of_program(self.plan, node, message, now_s, self.step_last)
+            if record is None:
+                self.programs.add(node)
+            else:
+                self.records.append(record)
+                self._fail(now_s)
         elif kind == "stacks":
             self.told_stacks.add(node)
             for group in message["stacks"]:
@@ -238,19 +222,6 @@ class Generation:
     ) -> None:
         step = self.step_last
         self.records.append(Record(kind, node, host, now_s, message=text, traceback=details, step=step, signal=signum))
-        self._fail(now_s)
-
-    def _program_ended(self, node: int, message: Message, now_s: float) -> None:
-        """The program that started a node's ranks: an end that the ranks do not explain is a cause."""
-        if not message["trouble"]:
-            self.programs.add(node)
-            return
-        record = Record(
-            "program", node, self._host(node), now_s, step=self.step_last, exit_code=message["exit_code"],
-            signal=message["signal"], message=message["trouble"], last_lines=tuple(message["last_lines"]),
-            part=f"{message['name']} (process {message['pid']})",
-        )  # fmt: skip
-        self.records.append(self._port_taken(record) if message.get("port_taken") else record)
         self._fail(now_s)
 
     def node_lost(self, node: int, facts: NodeFacts, now_s: float) -> None:

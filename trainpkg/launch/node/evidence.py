@@ -108,5 +108,6 @@ def end_of(text: str) -> list[str]:
 
 
 def says_port_taken(text: str, port: int) -> bool:
-    """Whether a log says that this port is somebody else's: what torch, Python and most programs say then."""
+    """Whether a log ends with saying that this port is somebody else's, as torch, Python and most programs say it."""
+    text = "\n".join(text.splitlines()[-80:])  # torchrun's two tracebacks; what was said long before ended nothing
     return port > 0 and re.search(r"EADDRINUSE|[Aa]ddress already in use", text) is not None and str(port) in text
