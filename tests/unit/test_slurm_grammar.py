@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -159,6 +160,61 @@ def test_scontrol_says_the_same(scontrol: dict[str, str]) -> None:
         assert expand_hosts(text) == answer
 
     settings(max_examples=80, deadline=None)(given(st.lists(ITEM, min_size=1, max_size=3))(compare))()
+
+
+# What Slurm makes of texts that no Slurm writes and no person means. Here each is refused, and quoted.
+LENIENT = [
+    ("", []), (" a ", ["a"]), ("a b", ["a", "b"]), ("a,,b", ["a", "b"]), ("a,", ["a"]), ("n[1, 2]", ["n1", "n02"]),
+    ("n[1 - 2]", ["n01", "n02"]), ("n[1-]", ["n1"]), ("n[", ["n]"]), ("n[1-2", ["n]"]), ("n]", ["n]"]), (".n", [".n"]),
+    ("a/b", ["a/b"]), ("a;b", ["a;b"]), ("n(1-2)", ["n(1-2)"]), ("n'1", ["n'1"]),
+    ("n[99999999999999999999]", ["n18446744073709551615"]),
+    ("n[1,]", []), ("n[,1]", []), ("n[]", []), ("n[[1-2]]", []), ("a[3-1]", []), ("n[-3]", []), ("n[1-2-3]", []),
+    ("n[a-c]", []), ("n[0x1-0x3]", []), ("n[\u0661]", []),
+]  # fmt: skip
+# What is read here beyond Slurm, which answers nothing: text behind the last bracket.
+BEYOND = [("n[1-2]-ib", ["n1-ib", "n2-ib"]), ("n[1-2].site", ["n1.site", "n2.site"]), ("n[1-2]1", ["n11", "n21"])]
+
+
+def hostnames(scontrol: dict[str, str], text: str) -> list[str]:
+    command = ["scontrol", "show", "hostnames", text]
+    return subprocess.run(command, env=scontrol, capture_output=True, text=True, check=False).stdout.split("\n")[:-1]
+
+
+@failure("F042")
+@pytest.mark.parametrize(("text", "slurms"), LENIENT, ids=lambda value: ascii(value)[:20])
+def test_what_slurm_lets_pass_is_refused(text: str, slurms: list[str], scontrol: dict[str, str]) -> None:
+    assert hostnames(scontrol, text) == slurms
+    with pytest.raises(UserError):
+        expand_hosts(text)
+
+
+@pytest.mark.parametrize(("text", "hosts"), BEYOND)
+def test_what_is_read_beyond_slurm(text: str, hosts: list[str], scontrol: dict[str, str]) -> None:
+    assert hostnames(scontrol, text) == []
+    assert expand_hosts(text) == hosts
+
+
+def test_no_text_has_two_meanings(scontrol: dict[str, str]) -> None:
+    """Where both Slurm and we read a text, we read the same; where one does not, it is of a kind listed above."""
+    numbers = st.from_regex(r"[0-9]{1,3}(-[0-9]{1,3})?", fullmatch=True)
+    piece = st.sampled_from(["a", "n1", "-", ".", "[", "]", ",", " ", "["]) | numbers
+    texts = st.lists(piece, max_size=8).map("".join) | st.text(alphabet="an0129,-[]. ", max_size=16)
+
+    def compare(text: str) -> None:
+        if text.startswith("-"):  # an option of scontrol
+            return
+        slurms = hostnames(scontrol, text)
+        try:
+            ours = expand_hosts(text)
+        except UserError:
+            kinds = [" " in text, ",," in f",{text},", text.count("[") != text.count("]"), "-]" in text, "-," in text]
+            kinds += ["]" in "".join(slurms), text.startswith(".") or ",." in text or ",-" in text]
+            kinds += [bool(re.search(r"[0-9]{19}", text))]
+            assert not slurms or any(kinds), (text, slurms)
+            return
+        assert ours == slurms or (not slurms and re.search(r"\][^\[\],]+(,|$)", text)), (text, slurms, ours)
+
+    settings(max_examples=120, deadline=None)(given(texts)(compare))()
 
 
 @pytest.mark.parametrize(
