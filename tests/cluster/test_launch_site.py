@@ -15,7 +15,8 @@ from tests.cluster.test_launch import TWO, SlurmLaunch
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.mark.failure("F065", "F080")
+@pytest.mark.failure("F065")
+@pytest.mark.failure("F080")
 def test_prologue_wrapper_and_srun_args_on_two_nodes(lab: Lab, shared_dir: Path) -> None:
     """The nodes' processes see no Slurm command, as in a container; there is no slurm.conf in Slurm's own place."""
     elsewhere = shared_dir / "conf"

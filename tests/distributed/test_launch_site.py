@@ -46,7 +46,9 @@ class SecretSeen:
         return [*found, "the output"] if self.secret in launch.output else found
 
 
-@pytest.mark.failure("F048", "F080", "F101")
+@pytest.mark.failure("F048")
+@pytest.mark.failure("F080")
+@pytest.mark.failure("F101")
 def test_everything_a_site_can_say_reaches_the_ranks_of_all_nodes(tmp_path: Path) -> None:
     """The wrapper leaves nothing in PATH, Slurm's commands least of all, as a container may."""
     python = tmp_path / "python of the site"

@@ -113,7 +113,8 @@ def told(env: dict[str, str], spec: Spec | None = None, **node: Any) -> NodeFact
     )
 
 
-@pytest.mark.failure("F048", "F055")
+@pytest.mark.failure("F048")
+@pytest.mark.failure("F055")
 @pytest.mark.parametrize(
     ("env", "words"),
     [

@@ -76,7 +76,6 @@ def test_what_would_contradict_do_nothing_or_leak_is_refused(keys: dict[str, Any
         make_run(tmp_path / "run/train.json", **keys)
 
 
-@pytest.mark.failure("F033", "F064")
 @pytest.mark.parametrize("option", OURS)
 def test_options_of_srun_that_are_the_launchers(option: str) -> None:
     found = disagreements(Launch.model_validate({"srun_args": f"--mem=0 {option}"}))
