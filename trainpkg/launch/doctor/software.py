@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from trainpkg import variables
 from trainpkg.launch import facts
 from trainpkg.launch.doctor.machine import Machine, Wanted
 from trainpkg.launch.doctor.rows import BAD, OK, WARN, Row
@@ -123,12 +124,14 @@ def settings(machine: Machine, wanted: Wanted) -> list[Row]:
     names = sorted(name for name in env if re.match(r"(NCCL|TORCH|GLOO|UCX|PYTORCH|FI|OMP)_", name))[:60]
     rows = []
     for name in names:
-        value = env[name][:200]
+        value = variables.shown(name, env[name], 200)
+        remark = variables.remark(name)
         # these select something of one node, which may rightly be called otherwise there
         own = re.search(r"IFNAME|_HCA|GID_INDEX|TOPO|GRAPH_FILE|DEBUG|HOSTID|NET_DEVICES|_DIR|_FILE|OMP_NUM", name)
         steering = name.startswith("NCCL") and not own
-        rows.append(Row(name, value, same=None if own else value, differing=BAD if steering else WARN,
-                        fix="Set it in launch.env, so that all nodes have one value."))  # fmt: skip
+        fix = "Correct the name." if remark else "Set it in launch.env, so that all nodes have one value."
+        found, verdict = (f"{value}; this name {remark}", WARN) if remark else (value, OK)
+        rows.append(Row(name, found, verdict, fix, None if own else value, BAD if steering else WARN))
     return rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from trainpkg.launch.doctor.script.words import NotUnderstood, Part, Reader, Word
+from trainpkg.launch.doctor.script.words import ENDS_WORD, NotUnderstood, Part, Reader, Word
 
 OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "|", "&", ";", "\n")
 OPENING = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time", "("})
@@ -69,7 +69,10 @@ class Parser(Reader):
             self._blanks()
             if not self.peek():
                 return self.found
+            start = self.at
             self._one()
+            if self.at == start:
+                raise NotUnderstood(f"line {self.line}")
 
     def _blanks(self, newlines: bool = True) -> None:
         while char := self.peek():
@@ -92,15 +95,13 @@ class Parser(Reader):
         """One command or one keyword."""
         if self.starts("((") and self._arithmetic():
             return
-        for sign, name in (("(", "("), (")", ")")):
-            if self.starts(sign):
-                self.take()
-                if name == "(":
-                    self._around.append("(")
-                else:
-                    self._leave("(")
-                    self._operator(None)
-                return
+        if self.peek() in ("(", ")"):
+            if self.take() == "(":
+                self._around.append("(")
+            else:
+                self._leave("(")
+                self._operator(None)
+            return
         if self._operator(None):
             return
         if REDIRECTION.match(self.text, self.at):
@@ -118,8 +119,7 @@ class Parser(Reader):
             return
         self._add(command, word)
         self._blanks(newlines=False)
-        if _EMPTY.match(self.text, self.at):
-            self.take(self.text.index(")", self.at) - self.at + 1)
+        if self._skip(_EMPTY):
             self._around.append("function")
             self._blanks()
             return
@@ -154,8 +154,7 @@ class Parser(Reader):
             self._blanks(newlines=False)
             self.word()
             self._blanks(newlines=False)
-            if self.starts("("):
-                self.take(self.text.index(")", self.at) - self.at + 1)
+            self._skip(_EMPTY)
             self._around.append("function")
         elif name in CLOSING:
             self._leave({"fi": "if", "esac": "case", "}": "{"}.get(name, "loop"))
@@ -184,7 +183,7 @@ class Parser(Reader):
             self.take(2)
             while True:
                 self._blanks(newlines=False)
-                if self.peek() in ("\n", ";", ""):
+                if not (char := self.peek()) or char in ENDS_WORD:
                     break
                 command.loop_over.append(self.word())
         self.found.append(command)
@@ -195,10 +194,13 @@ class Parser(Reader):
         self._blanks()
         if _ESAC.match(self.text, self.at):
             return
-        end = _PATTERN.match(self.text, self.at)
-        if end is None:
+        if not self._skip(_PATTERN):
             raise NotUnderstood(f"line {self.line}")
-        self.take(len(end[0]))
+
+    def _skip(self, pattern: re.Pattern[str]) -> bool:
+        match = pattern.match(self.text, self.at)
+        self.take(len(match[0]) if match else 0)
+        return match is not None
 
     def _leave(self, name: str) -> None:
         wanted = ("while", "for") if name == "loop" else (name,)
@@ -278,10 +280,8 @@ class Parser(Reader):
     def _process(self) -> Word:
         """`<(...)`, as a word that holds the command."""
         end = self._balanced(self.at + 1)
-        inside = self.text[self.at + 2 : end - 1]
-        word = Word((Part("command", inside, False, self.line),), self.line)
-        self.take(end - self.at)
-        return word
+        line, text = self.line, self.take(end - self.at)
+        return Word((Part("command", text[2:-1], False, line),), line)
 
     def _here_documents(self) -> None:
         for command, end, indented, expands in self._bodies:

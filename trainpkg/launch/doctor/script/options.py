@@ -95,9 +95,9 @@ def parse(words: Sequence[str], table: Table) -> tuple[list[Option], int]:
             if table.takes.get(name) == "=" and not sign and at < len(words):
                 given = words[at]
                 at += 1
-            elif not name and not sign and at < len(words) and not words[at].startswith("-"):
-                break  # whether an unknown option takes the next word is not known: what follows is not read
             found.append(Option(name, given, f"--{written}", candidates))
+            if not name and not sign and at < len(words) and not words[at].startswith("-"):
+                break  # whether an unknown option takes the next word is not known: what follows is not read
             continue
         letter, rest = word[1], word[2:]
         name = table.letters.get(letter, "")

@@ -52,6 +52,8 @@ class Step:
         """Tasks of the step, where that follows."""
         if self.given("ntasks"):
             return self.number("ntasks")
+        if not self.given("ntasks-per-node", "nodes") and (asked := self.request.number("ntasks")) is not None:
+            return asked
         per_node, nodes = self.tasks_per_node, self.nodes
         return per_node * nodes if per_node is not None and nodes is not None else None
 

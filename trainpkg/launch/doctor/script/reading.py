@@ -84,7 +84,7 @@ class Script:
         if place == "batch" and not captured and line == 1:
             self.comments, self.bodies = parser.comments, parser.bodies
         for command in parser.found:
-            if not captured:
+            if not captured and not self._inner:
                 self.commands.append(command)
             targets = [target for _, target in command.redirected]
             for word in [*command.words, *(word for _, word in command.assigned), *command.loop_over, *targets]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -34,11 +35,12 @@ def split_by_hand(script: Script) -> Iterator[Found]:
         is_list = _LIST.fullmatch(read.name) or re.fullmatch(r"\W*SLURM_(JOB_|STEP_)?NODELIST\W*", value)
         if is_list and read.part.kind == "variable" and re.match(r"\w+(%|#|/|:\d)", read.part.value):
             lines[read.line] = None
-    for call, follower in zip(script.calls, [*script.calls[1:], None], strict=True):
-        piped = follower is not None and follower.command.before in ("|", "|&") and follower.program in _SPLITTERS
+    for call, follower in itertools.pairwise(script.calls):
+        piped = follower.command.before in ("|", "|&") and follower.program in _SPLITTERS
         if piped and call.program in ("echo", "printf") and _LIST.search(call.text) and "$(" not in call.text:
             lines[call.line] = None
-    for command in script.commands:
+    everywhere = [*script.commands, *(call.command for call in script.calls)]
+    for command in {id(command): command for command in everywhere}.values():
         fed = any(
             sign == "<<<" and _LIST.search(word.text) and "$(" not in word.text for sign, word in command.redirected
         )

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from trainpkg import variables as environment
 from trainpkg.launch.doctor.rows import WARN
 from trainpkg.launch.doctor.script import variables
 from trainpkg.launch.doctor.script.findings import Found, Rule
@@ -177,6 +178,17 @@ def infiniband(script: Script) -> Iterator[Found]:
             yield Found(a.line, "0 leaves InfiniBand on, unlike the comment", "Set NCCL_IB_DISABLE=1.")
 
 
+def library_names(script: Script) -> Iterator[Found]:
+    """Names that NCCL and torch have given up, or never had."""
+    seen: set[str] = set()
+    for a in script.assignments:
+        if a.name not in seen and not a.name.startswith("SLURM_") and (told := environment.remark(a.name)):
+            seen.add(a.name)
+            today = environment.RENAMED.get(a.name)
+            fix = f"Write {today}." if today else f"Drop {a.name}, or write the name that was meant."
+            yield Found(a.line, f"{a.name} {told}", fix, WARN)
+
+
 def interfaces(script: Script) -> Iterator[Found]:
     for a in script.assignments:
         value = a.value or ""
@@ -227,6 +239,7 @@ RULES = (
     Rule("notations-as-numbers", notations_as_numbers, "Slurm's notations taken for numbers"),
     Rule("ports", ports, "ports that others have or get"),
     Rule("infiniband", infiniband, "NCCL_IB_DISABLE the wrong way round"),
+    Rule("library-names", library_names, "names that NCCL or torch no longer read"),
     Rule("interfaces", interfaces, "interfaces that gloo or NCCL cannot use"),
     Rule("master-values", master_values, "addresses with blanks, quotes or a port"),
     Rule("conda", conda, "conda activate in a shell that does not know it"),

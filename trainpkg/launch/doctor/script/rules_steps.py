@@ -143,7 +143,8 @@ def status_lost(script: Script) -> Iterator[Found]:
             return
         if strict or looked_at:
             continue
-        behind = [later for later in script.commands[script.commands.index(command) + 1 :] if later.words]
+        behind = [later for later in script.commands[script.commands.index(command) + 1 :]
+                  if later.words and later.before not in ("|", "|&")]  # fmt: skip
         if behind and behind[0].program not in ("exit", "fi", "wait") and not {"function", "for"} & set(command.around):
             why = f"whatever becomes of this, the script goes on (line {behind[0].line}) and ends with another status"
             yield Found(
