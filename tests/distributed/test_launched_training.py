@@ -78,6 +78,7 @@ def test_killed_rank_restarts_in_place_with_the_same_result(tmp_path: Path) -> N
     assert all(torch.equal(one[name], other[name]) for name in other)
     log = (run_dirs[killed] / "launch" / "1" / "1" / "rank-0.log").read_text()
     assert "goes on from step-" in log and "distributed init (rank 0 of 2): tcp://" in log
+    assert "others reach it at 127.0.0.1" in log
 
 
 def test_smoke_train_evaluate(tmp_path: Path) -> None:

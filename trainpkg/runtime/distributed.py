@@ -46,6 +46,7 @@ class RankContext:
     backend: str
     attempt: int = 1
     generation: int = 0
+    address: str = ""  # of this rank's node, as gloo tells it to the others
     listen_fd: int | None = None
     agent_store: bool = False  # torchrun's agent serves the store
     init_timeout_s: float = 60.0
@@ -105,6 +106,7 @@ def context_from_environment(
         backend=backend,
         attempt=int(spec.get("attempt") or 1),
         generation=number("TRAINPKG_GENERATION", 0),
+        address=environ.get("TRAINPKG_ADDRESS", ""),
         listen_fd=number("TRAINPKG_LISTEN_FD") if rank == 0 and environ.get("TRAINPKG_LISTEN_FD") else None,
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         init_timeout_s=run.launch.init_timeout_s,
@@ -139,9 +141,10 @@ def connect(ctx: RankContext) -> None:
     Logs the line by which ranks are found in logs, reports `joined`. A wrong sum raises RuntimeError.
     """
     started = time.monotonic()
+    at = f", others reach it at {ctx.address}" if ctx.address else ""
     ctx.say(
         f"distributed init (rank {ctx.rank} of {ctx.world_size}): tcp://{ctx.master_addr}:{ctx.master_port} "
-        f"{ctx.backend} {ctx.host} {ctx.device}"
+        f"{ctx.backend} {ctx.host} {ctx.device}{at}"
     )
     if ctx.device.type == "cuda":
         torch.cuda.set_device(ctx.device)
