@@ -115,6 +115,12 @@ class Ranks:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [report for report in self.reports if report["event"] == name]
 
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, self.text()
+            time.sleep(0.01)
+
     def wait_for_step(self, step: int, timeout_s: float = 60) -> None:
         end = time.monotonic() + timeout_s
         while not any(report["step"] >= step for report in self.events("step")):

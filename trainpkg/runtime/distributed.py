@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainpkg.config import Run
@@ -135,10 +135,11 @@ def pick_device(kind: str, local_rank: int, local_world_size: int, shares: bool 
     return torch.device("cuda", index)
 
 
-def connect(ctx: RankContext) -> None:
+def connect(ctx: RankContext, store: Store | None = None) -> None:
     """Join all ranks and prove it: process group, then an all-reduce of known values, all within `init_timeout_s`.
 
-    Logs the line by which ranks are found in logs, reports `joined`. A wrong sum raises RuntimeError.
+    `store` is one where the ranks have met already. Logs the line by which ranks are found in logs, reports `joined`. A
+    wrong sum raises RuntimeError.
     """
     started = time.monotonic()
     at = f", others reach it at {ctx.address}" if ctx.address else ""
@@ -149,7 +150,7 @@ def connect(ctx: RankContext) -> None:
     if ctx.device.type == "cuda":
         torch.cuda.set_device(ctx.device)
     timeout = timedelta(seconds=ctx.init_timeout_s)
-    store = TCPStore(
+    store = store or TCPStore(
         ctx.master_addr,
         ctx.master_port,
         ctx.world_size,

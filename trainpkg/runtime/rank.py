@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,13 +33,19 @@ from trainpkg.runtime.report import Reporter
 from trainpkg.runtime.signals import StopRequest
 
 STAGES = {"smoke": "trainpkg.smoke", "train": "trainpkg.train", "evaluate": "trainpkg.evaluate"}
-FINISHED, EXCEPTION, USER_ERROR, LOST_PEER, AGAIN = 0, 1, 2, 3, 75
+FINISHED, EXCEPTION, LOST_PEER, AGAIN = 0, 1, 3, 75
 
 
 def main() -> NoReturn:
-    """Run the stage of TRAINPKG_SPEC and end the process; never returns.
+    """Run the stage of TRAINPKG_SPEC and end the process; never returns."""
+    live(run_stage)
 
-    Exit status: 0 finished, 75 run again, 2 user error, 3 lost peer (victim), 1 any other exception.
+
+def live(work: Callable[[Reporter, StopRequest], tuple[str, RankContext | None]]) -> NoReturn:
+    """Do the work and end the process deliberately; never returns.
+
+    `work` returns its verdict, `finished` or `again`, and the context of the group that it has joined, if it has.
+    Exit status: 0 finished, 75 run again, 2 user error (or its own), 3 lost peer (victim), 1 any other exception.
     """
     stop = StopRequest()
     stop.install()  # before anything slow: the default action of these signals is death
@@ -47,14 +54,16 @@ def main() -> NoReturn:
     reporter = Reporter.from_environment(os.environ)
     reporter.hello()
     try:
-        verdict, ctx = run_stage(reporter, stop)
+        verdict, ctx = work(reporter, stop)
         status = AGAIN if verdict == "again" else FINISHED
         # Whatever holds the group (DDP's reducer) must be gone before the group is: its destructor joins the gloo
         # thread while holding the GIL, and that thread waits for the GIL.
         gc.collect()
-        leave(ctx)
+        if ctx is not None:
+            leave(ctx)
         reporter.done(verdict)
-        dist.destroy_process_group()
+        if ctx is not None:
+            dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001  the end of the process: every exception becomes a record
         status = report_exception(reporter, error)
     sys.stdout.flush()
@@ -112,9 +121,14 @@ def report_exception(reporter: Reporter, error: BaseException) -> int:
     else:
         print(text, file=sys.stderr, flush=True)
     reporter.exception(error, text, victim=victim, user_error=user_error, collective=is_collective(error))
-    if user_error:
-        return USER_ERROR
-    return LOST_PEER if victim else EXCEPTION
+    return status_of(error)
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a rank that this exception ends."""
+    if isinstance(error, UserError):
+        return error.status
+    return LOST_PEER if is_lost_peer(error) else EXCEPTION
 
 
 if __name__ == "__main__":
