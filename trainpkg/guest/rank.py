@@ -23,7 +23,7 @@ from trainpkg.guest.places import Layout, Place, lay_out
 from trainpkg.launch import facts, network
 from trainpkg.launch.head import attempt, lock
 from trainpkg.launch.head.attempt import Folder
-from trainpkg.launch.head.conduct import AGAIN, Outcome
+from trainpkg.launch.head.outcome import AGAIN, Outcome
 from trainpkg.launch.plan import make_plan
 from trainpkg.launch.slurm import control
 from trainpkg.launch.spec import Spec
