@@ -89,6 +89,8 @@ def test_nodes_in_any_order_come_out_in_node_order() -> None:
         (make_spec(2), [make_facts(0), make_facts(1, device="cuda")], ["the device differs"]),
         (make_spec(2), [make_facts(0, trouble="0 GPUs are visible")], ["node 0 (n1): 0 GPUs are visible"]),
         (make_spec(2), [make_facts(5)], ["says that it is node 5, but the nodes are 0 to 1"]),
+        (make_spec(4), [make_facts(24, num_ranks=8)],
+         ["node 24, but the nodes are 0 to 3; 24 looks like its first rank (3 x 8): the index counts nodes, here 3"]),
     ],
 )  # fmt: skip
 def test_contradictions_and_missing_nodes_are_named(spec: Spec, facts: list[NodeFacts], words: list[str]) -> None:

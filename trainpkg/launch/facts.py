@@ -176,6 +176,7 @@ def contradictions(spec: Spec, nodes: Sequence[NodeFacts]) -> list[str]:
     found = [f"node {node.index} ({node.host}): {node.trouble}" for node in nodes if node.trouble]
     found += [
         f"{node.host} says that it is node {node.index}, but the nodes are 0 to {spec.num_nodes - 1}"
+        + _meant(spec, node)
         for node in nodes
         if not 0 <= node.index < spec.num_nodes
     ]
@@ -200,6 +201,16 @@ def _twice_on_one_machine(nodes: Sequence[NodeFacts]) -> list[str]:
                 "of them where this one is meant to be several nodes"
             )
     return found
+
+
+def _meant(spec: Spec, node: NodeFacts) -> str:
+    """The index that was meant where a node gave its first rank."""
+    index, rest = divmod(node.index, max(1, node.num_ranks))
+    if rest or not 0 <= index < spec.num_nodes:
+        return ""
+    return (
+        f"; {node.index} looks like its first rank ({index} x {node.num_ranks}): the index counts nodes, here {index}"
+    )
 
 
 def warnings(nodes: Sequence[NodeFacts], clock_unix_s: float) -> list[str]:
