@@ -92,7 +92,7 @@ ROLL_CALL_PORTS = "tcp dport 10000-32767"
 def test_a_firewall_is_told_from_a_missing_node(lab: Lab, shared_dir: Path, answer: str, meaning: str) -> None:
     with firewall(lab, "n1", f"{ROLL_CALL_PORTS} {answer}"):
         verdict, seconds = refused(lab, shared_dir)
-    assert "node 1 (n2) did not answer the roll call: n2 cannot reach the coordinator on the first node" in verdict
+    assert "node 1 (n2) did not answer the roll call: n2 cannot reach the coordinator, `launch` on" in verdict
     assert meaning in verdict
     assert "By hand: `nc -l" in verdict and "on n1, then `nc -v 10.77.0.11" in verdict
     assert "launch.port" in verdict

@@ -57,6 +57,16 @@ def test_an_address_with_the_name_of_another_machine_is_told() -> None:
     assert "cannot be resolved" in said
 
 
+@failure("F007")
+def test_another_idea_of_the_first_nodes_name_is_told() -> None:
+    first = ("n1", ["10.0.0.1", "10.1.0.1"])
+    stale = Lookup("forward", "n1", ["10.9.9.9"], 0.0)
+    (said,) = complaints("node 1 (n2)", "n2", ["10.0.0.2"], [GOOD, stale], first)
+    assert "the name of the first node, n1, leads to 10.9.9.9 there, which that node does not have" in said
+    assert complaints("node 1 (n2)", "n2", ["10.0.0.2"], [Lookup("forward", "n1", ["10.1.0.1"], 0.0)], first) == []
+    assert told(stale) == []  # the first node has not said yet what it has
+
+
 def test_real_lookups() -> None:
     found = forward("localhost")
     assert "127.0.0.1" in found.answers and not found.error and found.seconds < 20

@@ -235,6 +235,11 @@ def test_a_restart_proves_the_new_port_and_no_more() -> None:
     assert {message["type"] for _, message in played.asked} == {"open", "probe"}
 
 
+def test_a_restart_tries_the_address_of_before_first() -> None:
+    played = Played(make_nodes(2, addresses=["10.0.0.1", "10.1.0.1"]))
+    assert prove(played, check_pairs=False, before="10.1.0.1").address == "10.1.0.1"
+
+
 def test_a_node_that_cannot_open_its_port_says_why() -> None:
     class Full(Played):
         def answer(self, index: int, message: Message) -> Message:

@@ -92,8 +92,13 @@ def look_up(names: Sequence[str], addresses: Sequence[str], limit_s: float = LIM
     return lookups
 
 
-def complaints(node: str, host: str, own: Sequence[str], lookups: Sequence[Lookup]) -> list[str]:
-    """Sentences on names that lead astray or take long. `host` and `own`: the node's own name and addresses."""
+def complaints(
+    node: str, host: str, own: Sequence[str], lookups: Sequence[Lookup], first: tuple[str, Sequence[str]] = ("", ())
+) -> list[str]:
+    """Sentences on names that lead astray or take long.
+
+    `host` and `own`: the node's own name and addresses; `first`: the first node's, as far as known.
+    """
     found = []
     slow = [lookup for lookup in lookups if lookup.seconds > SLOW_S]
     if slow:
@@ -115,6 +120,14 @@ def complaints(node: str, host: str, own: Sequence[str], lookups: Sequence[Looku
         found.append(
             f"{node}: its own name {host} leads to {', '.join(mine.answers)} there ({HOSTS_FILE}), which no other node "
             f"reaches. Ranks use {own[0] if own else 'the address of the interface'} instead"
+        )
+    named, addresses = first
+    there = forwards.get(named) if named != host and addresses else None
+    if there is not None and there.answers and not set(there.answers) & set(addresses):
+        found.append(
+            f"{node}: the name of the first node, {named}, leads to {', '.join(there.answers)} there, which that node "
+            f"does not have (it has {', '.join(addresses)}). Ranks are given an address; programs that use the name meet "
+            f"somebody else. Mend the DNS or {HOSTS_FILE}"
         )
     for lookup in lookups:
         for name in lookup.answers if lookup.kind == "reverse" else []:

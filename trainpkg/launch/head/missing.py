@@ -7,6 +7,7 @@ firewall, a machine that is down and a launcher that does not start are told apa
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,14 +81,19 @@ class Waiting:
         """The last words of a node that gave up: it has ended, whatever its starter still waits for. A few per look."""
         if not absent:
             return ""
-        start = self._looked_at % len(absent)
-        some = [*absent[start:], *absent[:start]][:MAX_NAMED]
+        try:  # of a network file system, only a listing shows what has just been written
+            names = set(os.listdir(self.spec.generation_dir(0)))  # noqa: PTH208
+        except OSError:
+            return ""
+        wrote = [index for index in absent if f"node-{index}.log" in names]
+        start = self._looked_at % max(1, len(wrote))
+        some = [*wrote[start:], *wrote[:start]][:MAX_NAMED]
         self._looked_at += len(some)
         found = {index: words for index in some if (words := last_words(self.spec, index))}
         if not found:
             return ""
-        names = ", ".join(f"node {index} ({self.spec.hosts[index]})" for index in found)
-        return f"{names} did not answer the roll call: {next(iter(found.values()))}"
+        spoken = ", ".join(f"node {index} ({self.spec.hosts[index]})" for index in found)
+        return f"{spoken} did not answer the roll call: {next(iter(found.values()))}"
 
     async def _ask(self, absent: list[int], there: Sequence[NodeFacts], way: OnTheWay) -> None:
         """Some let the others wait: say so, and wait no longer for those that Slurm holds for gone."""

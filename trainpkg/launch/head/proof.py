@@ -51,13 +51,17 @@ class Proven:
 
 @dataclass
 class Proof:
-    """One proof, for one generation. `master_addr`: what the user wants; `check_pairs`: also node to node."""
+    """One proof, for one generation. `master_addr`: what the user wants; `check_pairs`: also node to node.
+
+    `before`: the address that was chosen last, which is tried first.
+    """
 
     talk: Nodes
     nodes: Sequence[NodeFacts]
     generation: int
     master_addr: str | None = None
     check_pairs: bool = True
+    before: str = ""
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     warnings: list[str] = field(default_factory=list)
 
@@ -69,7 +73,8 @@ class Proof:
             if error := opened[index].get("error"):
                 raise RollCallError(f"{self._name(index)} cannot open a port for the ranks: {error}")
         port = int(opened[0]["port"])
-        address = await self._choose(self._candidates(name, opened), port)
+        candidates = sorted(self._candidates(name, opened), key=lambda address: address != self.before)
+        address = await self._choose(candidates, port)
         if not self.check_pairs:
             return Proven(address, port, [], self.warnings)
         chosen = await self._ask_all("choose", "chosen", {"address": address})

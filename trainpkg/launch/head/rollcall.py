@@ -45,6 +45,7 @@ class Coordinator:
         self.inbox: asyncio.Queue[Incoming] = asyncio.Queue()
         self.num_strangers = 0
         self.listener: socket.socket | None = None
+        self.meeting_point = ""  # the address at which ranks met last
         self.advertised: list[tuple[str, str]] = []  # per node, the address and interface that its ranks tell
         self._server: asyncio.Server | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -153,7 +154,8 @@ class Coordinator:
     def _hear_names(self, member: Member, message: Message) -> None:
         """What a node found out about names comes when it comes; nothing waits for it."""
         lookups = [names.Lookup.from_message(one) for one in message["lookups"]]
-        for text in names.complaints(member.name, str(message["host"]), member.facts.addresses, lookups):
+        first = (self.spec.hosts[0], self.members[0].facts.addresses) if 0 in self.members else ("", [])
+        for text in names.complaints(member.name, str(message["host"]), member.facts.addresses, lookups, first):
             self._num_names_told += 1
             if self._num_names_told <= MAX_NAMES_TOLD:
                 self.say(f"warning: {text}")
@@ -223,8 +225,9 @@ class Coordinator:
         """
         spec, local = self.spec, self.spec.simulated
         pairs = generation == 0 and not local and len(nodes) > 1
-        proof = Proof(self, nodes, generation, None if local or spec.dist_addr else spec.master_addr, pairs)
-        proven = await proof.run()
+        wanted = None if local or spec.dist_addr else spec.master_addr
+        proven = await Proof(self, nodes, generation, wanted, pairs, self.meeting_point).run()
+        self.meeting_point = proven.address
         self.advertised = proven.own or self.advertised
         for warning in proven.warnings if generation == 0 else ():
             self.say(f"warning: {warning}")

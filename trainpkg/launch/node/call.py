@@ -57,7 +57,7 @@ async def call_head(head: str, secret: str, spec: Spec, say: Callable[[str], Non
     told = "; ".join(f"{address}: {why}" for address, why in errors.items())
     here = socket.gethostname()
     raise UserError(
-        f"{here} cannot reach the coordinator on the first node at port {port} ({told}). By hand: `nc -l {port}` on "
-        f"{spec.hosts[0]}, then `nc -v {addresses[0]} {port}` on {here}. Where the site leaves certain ports open "
-        "between nodes, set launch.port to that range"
+        f"{here} cannot reach the coordinator, `launch` on the first node, at port {port} ({told}). By hand: "
+        f"`nc -l {port}` on {spec.hosts[0]}, then `nc -v {addresses[0]} {port}` on {here}. Where the site leaves "
+        "certain ports open between nodes, set launch.port to that range"
     )

@@ -135,7 +135,7 @@ class Prover:
 
 def tell_names(spec: Spec, facts: NodeFacts, tell: Callable[[Message], None]) -> None:
     """Tell how names resolve here once it is known: no start waits for a slow resolver."""
-    if spec.simulated:
+    if spec.simulated or spec.num_nodes == 1:
         return
     loop, host = asyncio.get_running_loop(), socket.gethostname()
 
