@@ -126,8 +126,8 @@ def complaints(
     if there is not None and there.answers and not set(there.answers) & set(addresses):
         found.append(
             f"{node}: the name of the first node, {named}, leads to {', '.join(there.answers)} there, which that node "
-            f"does not have (it has {', '.join(addresses)}). Ranks are given an address; programs that use the name meet "
-            f"somebody else. Mend the DNS or {HOSTS_FILE}"
+            f"does not have (it has {', '.join(addresses)}). Ranks are given an address; programs that use the name "
+            f"meet somebody else. Mend the DNS or {HOSTS_FILE}"
         )
     for lookup in lookups:
         for name in lookup.answers if lookup.kind == "reverse" else []:
