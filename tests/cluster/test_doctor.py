@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.cluster.machine import CHECKOUT
+from trainpkg.launch.doctor.script import options
 
 pytestmark = pytest.mark.timeout(120)
 DOCTOR = [sys.executable, "-m", "trainpkg", "doctor"]
@@ -53,3 +55,29 @@ def test_nodes_are_looked_at_compared_and_refused(lab: Lab, shared_dir: Path) ->
     assert in_smoke.endswith("smoke 1\n")
     assert json.loads((shared_dir / "run/smoke/launch/1/smoke.failed.json").read_text())["ok"] is False
     assert not list((shared_dir / "run").glob("**/rank-*.log"))
+
+
+def test_the_tables_of_options_are_those_of_slurm(lab: Lab, shared_dir: Path) -> None:
+    """No option of this Slurm is missing, none that it lacks is older than it, and abbreviations end alike."""
+    newer = {
+        "autocomplete", "consolidate-segments", "container-id", "external-launcher", "extra", "launch-cmd",
+        "launcher-opts", "oom-kill-step", "resv-ports", "segment", "spread-segments", "stepmgr", "treewidth",
+        "tres-bind", "tres-per-task",
+    }  # fmt: skip
+    for table in (options.SBATCH, options.SRUN):
+        told = lab.run([table.program, "--help"], check=False).stdout
+        listed = set(re.findall(r"^ +(?:-\w, +)?--([a-z][a-z0-9-]+)", told, re.MULTILINE))
+        assert listed
+        assert listed <= set(table.takes), listed - set(table.takes)
+        words = [*table.takes, *(name[:-1] for name in table.takes if len(name) > 3), "ntask", "node", "no-such"]
+        asked = f"{table.program} --$word=1 --usage 2>&1 | grep -E 'option.*is ambiguous|unrecognized option '"
+        script = f"for word in {' '.join(words)}; do echo $word $({asked}); done"
+        answers = dict(line.partition(" ")[::2] for line in lab.run(["bash", "-c", script]).stdout.splitlines())
+        for word in words:
+            name, candidates = options.resolve(word, table)
+            if "unrecognized" in answers[word]:
+                assert not name or set(candidates or (name,)) <= newer, (table.program, word, answers[word])
+            elif "ambiguous" in answers[word]:
+                assert len(candidates) > 1, (table.program, word, answers[word])
+            else:
+                assert name or len(set(candidates) - newer) < 2, (table.program, word, answers[word])

@@ -16,13 +16,18 @@ import pytest
 
 from trainpkg.__main__ import main
 from trainpkg.launch.doctor import checks, cluster, fabric, gpus, limits, names, rows, software, storage
-from trainpkg.launch.doctor.machine import Answer, Lookup, Machine, Wanted, run_program, within
+from trainpkg.launch.doctor.machine import Answer, Machine, Wanted, run_program, within
 from trainpkg.launch.doctor.rows import BAD, OK, WARN, Row
+from trainpkg.launch.names import Lookup
 from trainpkg.launch.network import InterfaceAddress
 
 failure = pytest.mark.failure
 NODE = Wanted(on_node=True, num_ranks=2, world_size=4, num_cpus=8, hosts=("n1", "n2"))
 GIB = 1024**3
+
+
+def answer(*found: str, error: str = "", seconds: float = 0.0) -> Lookup:
+    return Lookup("forward", "", list(found), seconds, error)
 
 
 class Fake:
@@ -48,14 +53,14 @@ class Fake:
             "in_venv": False,
             "run": lambda command: self.said.get(command[0], Answer(127, error="not found")),
             "forward": self.look,
-            "backward": self.look,
+            "reverse": self.look,
             "statvfs": lambda path: self.space,
             "limit": self.limits.__getitem__,
         }
         self.machine = Machine(**(given | fields))
 
     def look(self, name: str) -> Lookup:
-        return self.names.get(name, Lookup(problem="Name or service not known"))
+        return self.names.get(name, answer(error="Name or service not known"))
 
     def install(self, torch: str = "2.13.0", cuda: str = "13.0", **packages: str) -> None:
         """Packages as pip leaves them, as far as versions go."""
@@ -142,23 +147,23 @@ def test_affinity_against_the_request(tmp_path: Path) -> None:
 @failure("F004")
 @failure("F019")
 def test_a_host_name_that_is_loopback(fake: Fake) -> None:
-    fake.names["n1"] = Lookup(("127.0.1.1",))
+    fake.names["n1"] = answer("127.0.1.1")
     row = names.own_name(fake.machine, NODE)
     assert (row.verdict, "127.0.1.1" in row.fix) == (WARN, True)
-    fake.names["n1"] = Lookup(("10.0.0.1",))
+    fake.names["n1"] = answer("10.0.0.1")
     assert names.own_name(fake.machine, NODE).verdict == OK
-    fake.names["n1"] = Lookup(("10.9.9.9",))
+    fake.names["n1"] = answer("10.9.9.9")
     assert "does not have 10.9.9.9" in names.own_name(fake.machine, NODE).found
 
 
 @failure("F009")
 @failure("F013")
 @pytest.mark.parametrize(("forward", "back", "said"), [
-    (Lookup(("10.0.0.2",)), Lookup(("n7.site",)), "10.0.0.2 of n2 is called n7.site"),
-    (Lookup(("10.0.0.2",)), Lookup(problem="Unknown host"), "10.0.0.2 of n2 has no name (Unknown host)"),
-    (Lookup(("10.0.0.2",)), Lookup(("n2",), seconds=4.0), "an answer took 4.0 s"),
-    (Lookup(problem="Name or service not known"), Lookup(), "n2 has no address (Name or service not known)"),
-    (Lookup(("127.0.0.1",)), Lookup(("localhost",)), "n2 is 127.0.0.1, which is this machine"),
+    (answer("10.0.0.2"), answer("n7.site"), "10.0.0.2 of n2 is called n7.site"),
+    (answer("10.0.0.2"), answer(error="Unknown host"), "10.0.0.2 of n2 has no name (Unknown host)"),
+    (answer("10.0.0.2"), answer("n2", seconds=4.0), "an answer took 4.0 s"),
+    (answer(error="Name or service not known"), answer(), "n2 has no address (Name or service not known)"),
+    (answer("127.0.0.1"), answer("localhost"), "n2 is 127.0.0.1, which is this machine"),
 ])  # fmt: skip
 def test_names_forward_and_back(fake: Fake, forward: Lookup, back: Lookup, said: str) -> None:
     fake.names |= {"n2": forward, "10.0.0.2": back}
@@ -166,7 +171,7 @@ def test_names_forward_and_back(fake: Fake, forward: Lookup, back: Lookup, said:
     assert row.verdict == WARN
     assert said in row.found
     assert "/etc/hosts" in row.fix
-    fake.names |= {"n2": Lookup(("10.0.0.2",)), "10.0.0.2": Lookup(("n2.site", "n2"))}
+    fake.names |= {"n2": answer("10.0.0.2"), "10.0.0.2": answer("n2.site", "n2")}
     assert names.name_service(fake.machine, NODE).verdict == OK
 
 

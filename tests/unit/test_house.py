@@ -41,7 +41,13 @@ def imported_by(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["trainpkg.launch.node.command", "trainpkg.launch.plan", "trainpkg.launch.start.zygote"]
+    "module",
+    [
+        "trainpkg.launch.node.command",
+        "trainpkg.launch.plan",
+        "trainpkg.launch.start.zygote",
+        "trainpkg.launch.doctor.nodes",
+    ],
 )
 def test_a_node_needs_the_standard_library_alone(module: str) -> None:
     names = imported_by(module) - {"trainpkg", "__main__"} - set(sys.stdlib_module_names)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from trainpkg.launch import network
+from trainpkg.launch import names, network
+from trainpkg.launch.names import Lookup
 from trainpkg.launch.network import InterfaceAddress
 
 T = TypeVar("T")
@@ -33,15 +34,6 @@ class Answer:
     status: int | None
     out: str = ""
     error: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Names or addresses of a name service, or why there are none."""
-
-    found: tuple[str, ...] = ()
-    problem: str = ""
     seconds: float = 0.0
 
 
@@ -78,15 +70,15 @@ def within(limit_s: float, work: Callable[[], T]) -> tuple[T | None, str, float]
 
 
 def forward(name: str) -> Lookup:
-    """The addresses of a name."""
-    infos, problem, seconds = within(LOOKUP_LIMIT_S, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
-    return Lookup(tuple(dict.fromkeys(str(info[4][0]) for info in infos or ())), problem, seconds)
+    """The addresses of a name, asked for with a limit."""
+    found, problem, seconds = within(LOOKUP_LIMIT_S, lambda: names.forward(name))
+    return found or Lookup("forward", name, [], seconds, problem)
 
 
-def backward(address: str) -> Lookup:
-    """The names of an address."""
-    found, problem, seconds = within(LOOKUP_LIMIT_S, lambda: socket.gethostbyaddr(address))
-    return Lookup((found[0], *found[1]) if found else (), problem, seconds)
+def reverse(address: str) -> Lookup:
+    """The name of an address, asked for with a limit."""
+    found, problem, seconds = within(LOOKUP_LIMIT_S, lambda: names.reverse(address))
+    return found or Lookup("reverse", address, [], seconds, problem)
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,7 @@ class Machine:
     in_venv: bool = field(default_factory=lambda: sys.prefix != sys.base_prefix)
     run: Callable[[Sequence[str]], Answer] = run_program
     forward: Callable[[str], Lookup] = forward
-    backward: Callable[[str], Lookup] = backward
+    reverse: Callable[[str], Lookup] = reverse
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
     limit: Callable[[int], tuple[int, int]] = resource.getrlimit
     clock: Callable[[], float] = time.time

@@ -6,9 +6,9 @@ import re
 
 from trainpkg.launch.doctor.machine import Machine, Wanted
 from trainpkg.launch.doctor.rows import OK, WARN, Row
+from trainpkg.launch.names import SLOW_S
 from trainpkg.launch.network import is_loopback
 
-SLOW_S = 0.5  # torch looks up each peer: at a thousand ranks this is minutes
 MAX_HOSTS = 4
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 HOSTS_FIX = "Write the nodes' names and addresses into /etc/hosts on all nodes, or mend the DNS server's answer."
@@ -17,16 +17,16 @@ HOSTS_FIX = "Write the nodes' names and addresses into /etc/hosts on all nodes, 
 def own_name(machine: Machine, wanted: Wanted) -> Row:
     """The own host name must lead to an address that others reach: Debian writes 127.0.1.1 for it into /etc/hosts."""
     looked = machine.forward(machine.hostname)
-    text = f"{machine.hostname} is {looked.problem or ', '.join(looked.found[:4])}{_pace(looked.seconds)}"
-    if looked.problem:
+    text = f"{machine.hostname} is {looked.error or ', '.join(looked.answers[:4])}{_pace(looked.seconds)}"
+    if looked.error:
         return Row("own name", text, WARN, HOSTS_FIX)
-    if all(is_loopback(address) for address in looked.found):
+    if all(is_loopback(address) for address in looked.answers):
         if not wanted.hosts and machine.which("sbatch") is None:
             return Row("own name", text + ", enough on one machine")
-        fix = f"Give {machine.hostname} its network address in /etc/hosts in place of {looked.found[0]}."
+        fix = f"Give {machine.hostname} its network address in /etc/hosts in place of {looked.answers[0]}."
         return Row("own name", text + ", loopback: other nodes cannot use it", WARN, fix)
     own = {entry.address for entry in machine.addresses}
-    foreign = [a for a in looked.found if a not in own and not is_loopback(a) and not a.startswith("fe80")]
+    foreign = [a for a in looked.answers if a not in own and not is_loopback(a) and not a.startswith("fe80")]
     if foreign:
         fix = f"Correct the entry of {machine.hostname} in DNS or /etc/hosts, or set launch.master_addr."
         return Row("own name", f"{text}, but this machine does not have {', '.join(foreign)}", WARN, fix)
@@ -41,21 +41,21 @@ def name_service(machine: Machine, wanted: Wanted) -> Row:
     for host in hosts:
         there = machine.forward(host)
         slowest = max(slowest, there.seconds)
-        if there.problem:
-            problems.append(f"{host} has no address ({there.problem})")
+        if there.error:
+            problems.append(f"{host} has no address ({there.error})")
             continue
-        if host != machine.hostname and all(is_loopback(address) for address in there.found):
-            problems.append(f"{host} is {there.found[0]}, which is this machine")
+        if host != machine.hostname and all(is_loopback(address) for address in there.answers):
+            problems.append(f"{host} is {there.answers[0]}, which is this machine")
             continue
-        address = next((a for a in there.found if not is_loopback(a)), None)
+        address = next((a for a in there.answers if not is_loopback(a)), None)
         if address is None:
             continue
-        back = machine.backward(address)
+        back = machine.reverse(address)
         slowest = max(slowest, back.seconds)
-        if back.problem:
-            problems.append(f"{address} of {host} has no name ({back.problem})")
-        elif _short(host) not in {_short(name) for name in back.found} and host not in back.found:
-            problems.append(f"{address} of {host} is called {back.found[0]}")
+        if back.error:
+            problems.append(f"{address} of {host} has no name ({back.error})")
+        elif _short(host) not in {_short(name) for name in back.answers}:
+            problems.append(f"{address} of {host} is called {back.answers[0]}")
     if slowest > SLOW_S:
         problems.append(f"an answer took {slowest:.1f} s")
     agree = f"{', '.join(hosts)}: forward and back agree{_pace(slowest)}"

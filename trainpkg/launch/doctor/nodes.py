@@ -52,6 +52,7 @@ def wanted_of(spec: Spec, facts: NodeFacts, question: Mapping[str, Any]) -> Want
         head=str(question["head"]) if on_slurm else "",
         device=facts.device,
         backend=spec.backend,
+        preset=spec.preset,
         env=spec.env,
     )
 

@@ -19,6 +19,7 @@ from trainpkg.launch.head.rollcall import Coordinator
 from trainpkg.launch.spec import Spec
 
 NODES_JSON = "nodes.json"
+SAID_ALREADY = ("own name", "name service")  # by the roll call
 
 
 async def examine(coordinator: Coordinator, spec: Spec, met: list[NodeFacts], say: Callable[[str], None]) -> None:
@@ -37,7 +38,7 @@ async def examine(coordinator: Coordinator, spec: Spec, met: list[NodeFacts], sa
         "table": table,
     }
     (Path(spec.launch_dir) / NODES_JSON).write_text(json.dumps(tree, indent=1) + "\n")
-    if odd := [row for row in found if row.verdict != OK]:
+    if odd := [row for row in found if row.verdict != OK and not row.check.startswith(SAID_ALREADY)]:
         say(rows.table(odd))
     if bad := nodes.sentence(found):
         write_failure(spec, found, table, bad)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 # name, then `=` with an argument or `?` with an optional one (only after `=`), then the letter
 _BOTH = """
-account=A acctg-freq= autocomplete= bb= bbf= begin=b chdir=D cluster-constraint= clusters=M comment= constraint=C
-consolidate-segments container= container-id= contiguous core-spec=S cores-per-socket= cpu-freq= cpus-per-gpu=
-cpus-per-task=c deadline= delay-boot= dependency=d distribution=m error=e exclude=x exclusive? export= extra=
-extra-node-info=B gid= gpu-bind= gpu-freq= gpus=G gpus-per-node= gpus-per-socket= gpus-per-task= gres= gres-flags=
-help.h hint= hold.H input=i job-name=J licenses=L mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu=
-mem-per-gpu= mincpus= network= nice? no-kill?k nodefile=F nodelist=w nodes=N ntasks=n ntasks-per-core= ntasks-per-gpu=
-ntasks-per-node= ntasks-per-socket= ntasks-per-tres= oom-kill-step? open-mode= output=o overcommit.O oversubscribe.s
-partition=p power= prefer= priority= profile= propagate? qos=q quiet.Q reboot reservation= resv-ports? segment= signal=
-sockets-per-node= spread-job spread-segments stepmgr switches= test-only thread-spec= threads-per-core= time=t time-min=
-tmp= tres-bind= tres-per-task= uid= umask= usage use-min-nodes verbose.v version.V wckey= x11?
+account=A acctg-freq= autocomplete= bb= bbf= begin=b chdir=D cluster= cluster-constraint= clusters=M comment=
+constraint=C consolidate-segments container= container-id= contiguous core-spec=S cores-per-socket= cpu-freq=
+cpus-per-gpu= cpus-per-task=c deadline= delay-boot= dependency=d distribution=m error=e exclude=x exclusive? export=
+extra= extra-node-info=B gid= gpu-bind= gpu-freq= gpus=G gpus-per-node= gpus-per-socket= gpus-per-task= gres=
+gres-flags= help.h hint= hold.H input=i job-name=J licenses=L mail-type= mail-user= mcs-label= mem= mem-bind=
+mem-per-cpu= mem-per-gpu= mincpus= network= nice? no-kill?k nodefile=F nodelist=w nodes=N ntasks=n ntasks-per-core=
+ntasks-per-gpu= ntasks-per-node= ntasks-per-socket= ntasks-per-tres= oom-kill-step? open-mode= output=o overcommit.O
+oversubscribe.s partition=p power= prefer= priority= profile= propagate? qos=q quiet.Q reboot reservation= resv-ports?
+segment= signal= sockets-per-node= spread-job spread-segments stepmgr switches= test-only thread-spec=
+threads-per-core= time=t time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes verbose.v version.V wckey=
 """
 _SBATCH = """
 array=a batch= export-file= get-user-env? ignore-pbs kill-on-invalid-dep= no-requeue parsable requeue wait.W
@@ -30,7 +30,7 @@ _SRUN = """
 accel-bind= bcast? bcast-exclude= compress? cpu-bind= debugger-test disable-status.X epilog= exact external-launcher
 het-group= immediate?I interactive jobid= kill-on-bad-exit?K label.l launch-cmd launcher-opts= mpi= msg-timeout=
 multi-prog no-allocate.Z overlap pack-group= preserve-env.E prolog= pty? quit-on-interrupt relative=r send-libs?
-slurmd-debug= task-epilog= task-prolog= threads=T treewidth= unbuffered.u wait=W whole
+slurmd-debug= task-epilog= task-prolog= threads=T treewidth= unbuffered.u wait=W whole x11?
 """
 _SHORT_ALONE = {"I", "K", "k"}  # optional arguments of letters are written without a blank: -K1
 

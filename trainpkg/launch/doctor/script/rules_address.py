@@ -116,8 +116,11 @@ def address_by_hostname(script: Script) -> Iterator[Found]:
 
 
 def _endpoint(launcher: Launcher) -> str | None:
-    """The host that a launcher was told, without the port."""
-    told = launcher.option("rdzv_endpoint", "master_addr", "main_process_ip")
+    """The host that a launcher was told, without the port. With c10d torchrun reads no --master-addr."""
+    names = ("rdzv_endpoint",) if _finds_ranks(launcher) and launcher.kind == "torchrun" else (
+        "rdzv_endpoint", "master_addr", "main_process_ip"
+    )  # fmt: skip
+    told = launcher.option(*names)
     return None if told is None else re.sub(r":[^:{}()]*$", "", told)
 
 
@@ -131,7 +134,10 @@ def endpoint(script: Script) -> Iterator[Found]:
         if "standalone" in launcher.options:
             yield Found(launcher.line, "--standalone makes each node a job of its own: they never meet", fix)
         elif host is None and not named:
-            more = " (torchrun does not read MASTER_ADDR)" if launcher.kind == "torchrun" else ""
+            more = ""
+            if launcher.kind == "torchrun":
+                ignored = "--master-addr with c10d" if "master_addr" in launcher.options else "MASTER_ADDR"
+                more = f" (torchrun does not read {ignored})"
             yield Found(launcher.line, f"no endpoint is given: each node takes 127.0.0.1, itself{more}", fix)
         elif host is not None and (not host or is_loopback(host)):
             yield Found(launcher.line, f"the endpoint {host or 'is empty and'} leads each node to itself", fix)
@@ -172,9 +178,12 @@ def counts_of_nodes(script: Script) -> Iterator[Found]:
             yield Found(launcher.line, why, f"Add {flag}=$SLURM_NODEID inside the step (bash -c '...'), or use c10d.")
 
 
+def _finds_ranks(launcher: Launcher) -> bool:
+    return (launcher.option("rdzv_backend") or "").startswith(("c10d", "etcd"))
+
+
 def _has_node_rank(launcher: Launcher) -> bool:
-    dynamic = (launcher.option("rdzv_backend") or "").startswith(("c10d", "etcd"))
-    return dynamic or launcher.option("node_rank", "machine_rank") is not None
+    return _finds_ranks(launcher) or launcher.option("node_rank", "machine_rank") is not None
 
 
 def counts_of_processes(script: Script) -> Iterator[Found]:

@@ -159,7 +159,7 @@ def expanded_too_early(script: Script) -> Iterator[Found]:
     commands = {id(step.command): step for step in script.steps if not step.captured}
     for read in script.reads:
         step = commands.get(id(read.command))
-        if read.name not in OF_A_TASK or read.place != "batch" or step is None:
+        if read.name not in OF_A_TASK or read.place != "batch" or step is None or _finds_ranks(step):
             continue
         if step.num_tasks != 1 and (several or (step.num_tasks or 1) > 1):
             why = f"the batch shell expands ${read.name} before srun starts: it is 0 in every task"
@@ -174,6 +174,12 @@ def expanded_too_early(script: Script) -> Iterator[Found]:
             yield Found(
                 assignment.line, why, f"Set it inside the step: srun bash -c 'export {assignment.name}=${name}; ...'."
             )
+
+
+def _finds_ranks(step: Step) -> bool:
+    """torchrun's c10d rendezvous takes no notice of --node-rank."""
+    inside = [found for call in step.calls if (found := launcher_of(call)) is not None]
+    return any((found.option("rdzv_backend") or "").startswith("c10d") for found in inside)
 
 
 def hidden_devices(script: Script) -> Iterator[Found]:
