@@ -31,14 +31,15 @@ class SlurmLaunch:
         *options: str,
         more: dict[str, Any] | None = None,
         under: str = "",
+        spec: dict[str, Any] | None = None,
         **environment: str,
     ) -> None:
         """`options` are sbatch's; `more` says more of the launch, such as `requeue`; `under`: words before it."""
         self.lab, self.folder = lab, folder
         self.out = folder / "run/train.json"
-        spec = {"entry": "tests.distributed.entries:steps", "preload": ["json"]}
-        given = {"launch": launch, "spec": spec, **(more or {})}
-        tested = [f"{name}={value}" for name, value in environment.items()]
+        fields = {"entry": "tests.distributed.entries:steps", "preload": ["json"]} | (spec or {})
+        given = {"launch": launch, "spec": fields, **(more or {})}
+        tested = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         command = ["env", "-i", *tested, "OMP_NUM_THREADS=2", "PATH=$PATH", "SLURM_JOB_ID=$SLURM_JOB_ID"]
         command += [sys.executable, "-m", "tests.distributed.launched", str(self.out), shlex.quote(json.dumps(given))]
         script = f"cd {CHECKOUT}\n{under}{' '.join(command)}\nstatus=$?\necho $status > {folder}/status\nexit $status\n"

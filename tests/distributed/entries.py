@@ -146,6 +146,8 @@ def steps() -> int:
     report.tell("joined", seconds=0.0, device="cpu")
     total, pace = int(os.environ.get("TEST_STEPS", "5")), float(os.environ.get("TEST_PACE", "0.02"))
     print(f"rank {rank} of {world} from step {first}", flush=True)
+    for name in os.environ.get("TEST_SHOW", "").split():
+        print(f"{name}={os.environ.get(name)}", flush=True)
     verdict, step = "finished", first
     try:
         while step < total:

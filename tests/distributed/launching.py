@@ -40,6 +40,7 @@ class Launch:
 
     def start(self) -> subprocess.Popen[bytes]:
         spec = {"entry": "tests.distributed.entries:steps", "preload": ["json"]} | self.spec
+        spec = {name: value for name, value in spec.items() if value is not None}  # None: the stage's own
         given = json.dumps({"launch": self.launch, "spec": spec, **self.more})
         own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         own |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark} | self.environment

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from tests.unit.test_rollcall import make_facts, make_spec
-from trainpkg.launch.facts import RollCallError
+from trainpkg.launch.facts import NodeFacts, RollCallError
 from trainpkg.launch.head.conduct import Conductor
 from trainpkg.launch.head.failure import Failure, Record, find_cause
 from trainpkg.launch.head.generation import Generation
+from trainpkg.launch.head.rank_steps import RankSteps
 from trainpkg.launch.head.rollcall import Coordinator
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan, make_plan
-from trainpkg.launch.spec import Timeouts
+from trainpkg.launch.spec import Spec, Timeouts
 
 KILLED = Record("signal", 1, "n2", 0.0, rank=3, step=7, signal=9)
 
@@ -29,6 +30,11 @@ class Silent:
 
     def progress(self, step: int, total: int | None) -> None:
         pass
+
+
+def conductor_of(coordinator: Coordinator, spec: Spec, nodes: list[NodeFacts]) -> Conductor:
+    steps = RankSteps(spec, [], lambda text: None)
+    return Conductor(coordinator, spec, nodes, Silent(), lambda index: None, steps)
 
 
 def plan_of(hosts: list[str]) -> LaunchPlan:
@@ -53,7 +59,7 @@ def test_the_failure_stays_the_cause_when_no_restart_can_be_planned(
         coordinator = Coordinator(make_spec(launch_dir=str(tmp_path)), "secret", lambda text: None)
         coordinator.members = dict.fromkeys((0, 1))  # type: ignore[assignment]
         nodes = [make_facts(0), make_facts(1)]
-        return await Conductor(coordinator, coordinator.spec, nodes, Silent(), lambda index: None).run()
+        return await conductor_of(coordinator, coordinator.spec, nodes).run()
 
     outcome = asyncio.run(run())
     assert (outcome.verdict, outcome.status) == ("failed", 137)
@@ -117,7 +123,7 @@ def ended(verdicts: set[str | None], **outcome: Any) -> Any:
     """What a conductor concludes from what its last generation of ranks said, `late`: time was up before they ended."""
     late = outcome.pop("late", False)
     coordinator = Coordinator(make_spec(deadline=1000.0, deadline_lead_s=120.0), "secret", lambda text: None)
-    conductor = Conductor(coordinator, coordinator.spec, [], Silent(), lambda index: None)
+    conductor = conductor_of(coordinator, coordinator.spec, [])
     conductor.late, conductor._verdicts = late, verdicts
     for name, value in outcome.items():
         setattr(conductor.outcome, name, value)
@@ -149,7 +155,7 @@ def test_a_save_makes_the_clock_begin_earlier() -> None:
     """The warning is 120 s ahead; what a save has taken is known to last longer."""
     spec = make_spec(deadline=1000.0, deadline_lead_s=120.0)
     coordinator = Coordinator(spec, "secret", lambda text: None)
-    conductor = Conductor(coordinator, spec, [], Silent(), lambda index: None)
+    conductor = conductor_of(coordinator, spec, [])
     generation = begin(2)
     conductor._mind_the_clock(generation, 700.0)
     assert not conductor.asked

@@ -23,7 +23,7 @@ from trainpkg.errors import UserError
 from trainpkg.launch.node import evidence
 from trainpkg.runtime import manifest, metrics, tensors
 from trainpkg.runtime.checkpoint import file_problem, step_names
-from trainpkg.runtime.distributed import RankContext, is_lost_peer, pick_device
+from trainpkg.runtime.distributed import RankContext, is_lost_peer
 from trainpkg.runtime.rank import read_spec, report_exception
 from trainpkg.runtime.report import Reporter
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
@@ -200,19 +200,6 @@ def test_spec_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text("[]")
     with pytest.raises(UserError, match="holds no JSON object"):
         read_spec(str(tmp_path / "spec.json"))
-
-
-def test_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pick_device("cpu", 3, 4) == torch.device("cpu")
-    for visible, local_rank, expected in ((4, 3, 3), (1, 3, 0), (1, 0, 0)):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=visible: count)
-        assert pick_device("cuda", local_rank, 4) == torch.device("cuda", expected)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="LOCAL_RANK = 3, but only 2 GPUs are visible"):
-        pick_device("cuda", 3, 4)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match="sees no GPU"):
-        pick_device("cuda", 0, 1)
 
 
 def test_metrics_are_strict_json_after_a_torn_line(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ class Launch(Section):
         None, "Python of node processes and ranks, with trainpkg's dependencies; left out: the one that runs Snakemake."
     )
     srun_args: str = execution(
-        "", "Further options of the srun that starts node processes, as for containers; none that moves tasks or GPUs."
+        "",
+        "Further options of the srun that starts node processes and of the one of backends srun and mpi, as for "
+        "containers; none that moves tasks. With these backends also --gpus-per-task, --gpu-bind and --cpu-bind.",
     )
     port: Ports | None = execution(None, "Port of rank 0, or range as 20000-20100 that a firewall leaves open.")
     master_addr: Annotated[str, AfterValidator(checked_address)] | None = execution(

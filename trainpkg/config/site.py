@@ -47,6 +47,8 @@ _REFUSED = {
     "export": "it can drop what the launcher hands on; launch.env sets variables",
     "bcast": "node processes run from the shared file system",
 }  # fmt: skip
+# of these, what a task per rank may well be given, where each rank is one: it goes to their step alone
+_OF_TASKS = frozenset({"gpus-per-task", "gpus-per-socket", "gpu-bind", "tres-per-task", "tres-bind", "cpu-bind"})
 _SHORT = {
     "n": "ntasks", "N": "nodes", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "W": "wait", "u": "unbuffered",
     "J": "job-name", "K": "kill-on-bad-exit", "G": "gpus", "o": "output", "e": "error", "i": "input", "r": "relative",
@@ -59,7 +61,7 @@ _EXPORT = "export it in launch.prologue, or in the environment from which jobs a
 
 def disagreements(launch: Launch) -> list[str]:
     """Sentences on what these keys must not say."""
-    return [*_env(launch), *_env_prepend(launch), *_start(launch), *_srun_args(launch)]
+    return [*_env(launch), *_env_prepend(launch), *_start(launch), *_srun_args(launch), *_backend(launch)]
 
 
 def _env(launch: Launch) -> Iterator[str]:
@@ -151,12 +153,40 @@ def _srun_args(launch: Launch) -> Iterator[str]:
         if word.startswith("-") and len(word) > 1 and word != "--":
             before = "option" if "=" not in word else "word"
             for option in _options(word):
+                if option in _OF_TASKS and _ranks_are_tasks(launch):
+                    continue
                 if option in _REFUSED:
                     yield f"{key}: `{word}` contradicts the launcher: {_REFUSED[option]}"
         elif before == "option":
             before = "word"  # the option's value
         else:
             yield f"{key} = {text!r}: `{word}` belongs to no option; srun would take it for the program to run"
+
+
+def _ranks_are_tasks(launch: Launch) -> bool:
+    """Whether Slurm itself may grant each rank its GPUs."""
+    return launch.backend in ("srun", "mpi") and launch.mpi != "mpirun" and launch.devices is None
+
+
+def _backend(launch: Launch) -> Iterator[str]:
+    if launch.mpi != "auto" and launch.backend != "mpi":
+        yield f"launch.mpi = {launch.mpi!r} has no effect with launch.backend = {launch.backend!r}"
+    if launch.where == "local" and launch.backend == "srun":
+        yield "launch.backend = 'srun' starts ranks as tasks of a Slurm job, which launch.where = 'local' rules out"
+    if launch.where == "local" and launch.mpi in ("pmix", "pmi2"):
+        yield f"launch.mpi = {launch.mpi!r} is a way of srun's, which launch.where = 'local' rules out; say mpirun"
+
+
+def srun_args_of_nodes(text: str) -> list[str]:
+    """The words of `launch.srun_args` for a step of one task per node: without what is said of the ranks' tasks."""
+    kept: list[str] = []
+    keep = True
+    for word in shlex.split(text):
+        if word.startswith("-"):
+            keep = not _OF_TASKS.intersection(_options(word))
+        if keep:
+            kept.append(word)
+    return kept
 
 
 def _options(word: str) -> list[str]:

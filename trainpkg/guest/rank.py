@@ -136,7 +136,7 @@ class Guest:
         texts = {name: str(value) for name, value in env.items()}
         ctx = context_from_environment(texts, self.run, spec, self.reporter, self.stop)
         self.stop.file = self.folder.run_dir / "stop" if ctx.is_main else None
-        connect(ctx, self.store)
+        ctx = connect(ctx, self.store)
         return train.main(ctx, self.run, spec), ctx
 
     @contextmanager

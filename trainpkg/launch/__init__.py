@@ -17,6 +17,8 @@ head      once per job, in `launch`:
     rankstate    what is known of one rank                            deadline    when a job must stop
     units        what tells of its end: ranks, or programs            own         a program of the user's as a run
     member       a node at the coordinator's end                      reception   answers nodes that people typed
+    step         an srun or mpirun of ours, and what it says          rank_steps  the one whose tasks are the ranks
+    mpi          which way MPI is started here
 node      once per node, in `node` (the standard library alone):
     command      the subcommand: started by `launch`, or typed        ranks       their reports and ends
     node         starts and watches the ranks of one node
@@ -31,6 +33,7 @@ start     how the processes of ranks come into being:
     program      one program of somebody else's per node              command     its line, from a template
     torchrun     its line, for c10d and static rendezvous
     guard        what foreign launchers start in place of a rank      guards      the node's side of guards
+    mpi          which rank MPI makes of a task
 typed     `node`, typed once per machine where there is no Slurm:
     command      flags and variables, one machine's word              agreement   two machines' words compared
     lead         node 0: `launch` behind HOST:PORT                    join        every other: call, prove, take part
@@ -49,6 +52,7 @@ Below all:
     wire         authenticated JSON lines, heartbeats
     processes    process trees and their ends                         tether      a program that dies with its parent
     unix         sockets between processes of one node                ranges      blocks of ranks that overlap or gap
+    subnet       the network of an address
     stacks       where a process is that does nothing                 memory      memory cgroups: limits, OOM kills
     (trainpkg.variables and trainpkg.presets: names that torch, NCCL and gloo read; settings of kinds of networks)
 """

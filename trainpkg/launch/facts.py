@@ -22,10 +22,12 @@ import trainpkg
 from trainpkg.errors import UserError
 from trainpkg.launch import network
 from trainpkg.launch.spec import Spec
+from trainpkg.launch.start import mpi
 
 MAX_NAMED = 8
 MAX_CLOCK_SKEW_S = 30.0
-MUST_AGREE = ("python", "torch", "trainpkg")
+MPI = "the MPI library"
+MUST_AGREE = ("python", "torch", "trainpkg", MPI)
 NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # one of them comes with a torch for CUDA
 
 
@@ -71,13 +73,15 @@ class NodeFacts:
 
 def gather(spec: Spec, index: int, env: Mapping[str, str]) -> NodeFacts:
     """This node's facts. Raises nothing: what stands in the way of taking part is told as `trouble`."""
-    trouble, gpus, num_ranks, device = "", [], 0, "cpu"
+    trouble, gpus, num_ranks, device, found = "", [], 0, "cpu", versions()
     try:
         gpus = chosen_gpus(spec, network.visible_gpus(env))
         device = ("cuda" if gpus else "cpu") if spec.device == "auto" else spec.device
         granted = gpus if spec.where == "slurm" and env.get("CUDA_VISIBLE_DEVICES") else []
         num_ranks = count_ranks(spec, index, device, gpus if device == "cuda" else granted)
         network.check_interfaces(dict(env) | spec.env, spec.num_nodes > 1 and not spec.simulated)
+        if spec.mpi:
+            found[MPI] = mpi.library_here()
     except UserError as error:
         trouble = str(error)
     return NodeFacts(
@@ -88,7 +92,7 @@ def gather(spec: Spec, index: int, env: Mapping[str, str]) -> NodeFacts:
         device=device,
         gpus=gpus,
         addresses=own_addresses(spec, index),
-        versions=versions(),
+        versions=found,
         code_hash=code_hash(),
         cwd=str(Path.cwd()),
         num_cpus=len(os.sched_getaffinity(0)),

@@ -79,6 +79,9 @@ class Spec:
     ports: list[int] | None = None  # first and last that a site leaves open; None: chosen freely
     master_addr: str | None = None  # address or name of the first node; None: one that all nodes reach
     het: list[list[Any]] = field(default_factory=list)  # parts of a heterogeneous job: group, job id, nodes
+    mpi: str = ""  # how backend mpi starts: pmix | pmi2 | mpirun
+    mpirun: str = ""  # whose mpirun it is
+    mpi_said: str = ""  # what the programs of MPI said when they were asked, for messages
     step_gpus: int = 0  # per node, to be asked of srun: a step of an exclusive job gets none by itself
 
     @property
@@ -113,6 +116,11 @@ class Spec:
     def port_seed(self, generation: int) -> str:
         """What the choice of the ranks' port follows from: another one per job, run, attempt and restart."""
         return f"{port_seed(self.slurm_job_id, self.attempt, generation)}/{self.run}"
+
+    @property
+    def ranks_are_tasks(self) -> bool:
+        """Whether ranks are tasks of a step that `launch` starts, not processes that the nodes start."""
+        return self.backend == "srun" or bool(self.mpi)
 
     def generation_dir(self, generation: int) -> Path:
         """Where the logs and the verdict of one generation of ranks are."""

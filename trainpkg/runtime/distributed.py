@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.last_words import lost_peer
+from trainpkg.runtime import devices
 from trainpkg.runtime.report import Reporter
 from trainpkg.runtime.signals import Cadence, StopRequest
 
@@ -49,6 +50,7 @@ class RankContext:
     address: str = ""  # of this rank's node, as gloo tells it to the others
     listen_fd: int | None = None
     agent_store: bool = False  # torchrun's agent serves the store
+    shares_gpus: bool = False  # launch.oversubscribe
     init_timeout_s: float = 60.0
     collective_timeout_s: float = 600.0
     end_timeout_s: float = 60.0
@@ -89,8 +91,7 @@ def context_from_environment(
             f"{local_world_size}: ranks count from 0 and stay below the size"
         )
     kind = environ.get("TRAINPKG_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
-    shares = environ.get("TRAINPKG_OVERSUBSCRIBE") == "1"
-    device = pick_device(kind, local_rank, local_world_size, shares)
+    device = devices.pick(kind, local_rank, local_world_size)
     backend = environ.get("TRAINPKG_DIST_BACKEND") or ("nccl" if kind == "cuda" else "gloo")
     return RankContext(
         rank=rank,
@@ -109,6 +110,7 @@ def context_from_environment(
         address=environ.get("TRAINPKG_ADDRESS", ""),
         listen_fd=number("TRAINPKG_LISTEN_FD") if rank == 0 and environ.get("TRAINPKG_LISTEN_FD") else None,
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        shares_gpus=run.launch.oversubscribe,
         init_timeout_s=run.launch.init_timeout_s,
         collective_timeout_s=run.launch.collective_timeout_s,
         end_timeout_s=run.launch.end_timeout_s,
@@ -117,29 +119,11 @@ def context_from_environment(
     )
 
 
-def pick_device(kind: str, local_rank: int, local_world_size: int, shares: bool = False) -> torch.device:
-    """cpu, or this rank's GPU: `cuda:local_rank`, or `cuda:0` where each process is shown one GPU of its own.
-
-    `shares` (launch.oversubscribe): ranks beyond the GPUs begin again with the first one.
-    """
-    if kind == "cpu":
-        return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if visible == 0:
-        raise UserError("launch.device = cuda, but this process sees no GPU; ask for GPUs, or set launch.device: cpu")
-    index = 0 if visible == 1 and local_world_size > 1 else local_rank
-    if shares:
-        index %= visible
-    if index >= visible:
-        raise UserError(f"LOCAL_RANK = {local_rank}, but only {visible} GPUs are visible; lower launch.gpus_per_node")
-    return torch.device("cuda", index)
-
-
-def connect(ctx: RankContext, store: Store | None = None) -> None:
+def connect(ctx: RankContext, store: Store | None = None) -> RankContext:
     """Join all ranks and prove it: process group, then an all-reduce of known values, all within `init_timeout_s`.
 
-    `store` is one where the ranks have met already. Logs the line by which ranks are found in logs, reports `joined`. A
-    wrong sum raises RuntimeError.
+    `store` is one where the ranks have met already. Returns the context with its device settled. Logs the line by which
+    ranks are found in logs, reports `joined`. A wrong sum raises RuntimeError.
     """
     started = time.monotonic()
     at = f", others reach it at {ctx.address}" if ctx.address else ""
@@ -147,8 +131,6 @@ def connect(ctx: RankContext, store: Store | None = None) -> None:
         f"distributed init (rank {ctx.rank} of {ctx.world_size}): tcp://{ctx.master_addr}:{ctx.master_port} "
         f"{ctx.backend} {ctx.host} {ctx.device}{at}"
     )
-    if ctx.device.type == "cuda":
-        torch.cuda.set_device(ctx.device)
     timeout = timedelta(seconds=ctx.init_timeout_s)
     store = store or TCPStore(
         ctx.master_addr,
@@ -160,9 +142,13 @@ def connect(ctx: RankContext, store: Store | None = None) -> None:
         master_listen_fd=ctx.listen_fd,
     )
     # A prefix per generation: ranks of an earlier one never read or write the keys of this one.
+    store = PrefixStore(f"attempt{ctx.attempt}.generation{ctx.generation}", store)
+    ctx = devices.settle(ctx, store)
+    if ctx.device.type == "cuda":
+        torch.cuda.set_device(ctx.device)
     dist.init_process_group(
         ctx.backend,
-        store=PrefixStore(f"attempt{ctx.attempt}.generation{ctx.generation}", store),
+        store=store,
         rank=ctx.rank,
         world_size=ctx.world_size,
         timeout=timeout,
@@ -177,6 +163,7 @@ def connect(ctx: RankContext, store: Store | None = None) -> None:
         raise RuntimeError(f"all-reduce over {ctx.world_size} ranks gave {values.tolist()}, not {expected}")
     limit_collectives(ctx.collective_timeout_s)
     ctx.reporter.joined(time.monotonic() - started, str(ctx.device))
+    return ctx
 
 
 def limit_collectives(seconds: float) -> None:

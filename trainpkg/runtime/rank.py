@@ -84,7 +84,7 @@ def run_stage(reporter: Reporter, stop: StopRequest) -> tuple[str, RankContext]:
     run = read_run(Path(spec["config_path"]))
     ctx = context_from_environment(os.environ, run, spec, reporter, stop)
     stop.file = Path(spec["run_dir"]) / "stop" if ctx.is_main else None  # one rank asks the file system, not thousands
-    connect(ctx)
+    ctx = connect(ctx)
     return importlib.import_module(STAGES[stage]).main(ctx, run, spec), ctx
 
 

@@ -23,6 +23,7 @@ from trainpkg.launch.head.failure import Failure
 from trainpkg.launch.head.generation import Generation
 from trainpkg.launch.head.member import Incoming
 from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome
+from trainpkg.launch.head.rank_steps import RankSteps
 from trainpkg.launch.head.rollcall import Coordinator, run_lengths
 from trainpkg.launch.head.screen import Screen
 from trainpkg.launch.head.watch import Watch
@@ -44,6 +45,7 @@ class Conductor:
     nodes: list[NodeFacts]
     screen: Screen
     node_signal: Callable[[int], int | None]
+    rank_steps: RankSteps
     origin: tuple[str, float] = field(default_factory=lambda: ("the start", time.monotonic()))  # what times count from
     asked: str = ""  # why the ranks were asked to save and end
     interrupted: bool = False
@@ -159,6 +161,7 @@ class Conductor:
             go["rank_order"] = order
         self.coordinator.tell_all(go | {"master_addr": plan.master_addr, "master_port": plan.master_port})
         current.gone(time.monotonic())
+        self.rank_steps.start(plan, self.nodes)
         if self.asked or self.coordinator.stop_asked:
             self.save_and_end(self.asked or self.coordinator.stop_asked)
 
@@ -183,8 +186,7 @@ class Conductor:
             return None
 
     def _handle(self, current: Generation, incoming: Incoming, now: float) -> None:
-        member, message = incoming.member, incoming.message
-        index = member.facts.index
+        member, message, index = incoming.member, incoming.message, incoming.member.facts.index
         if self.coordinator.members.get(index) is not member:
             return
         if message is None:
@@ -214,6 +216,7 @@ class Conductor:
         for index in lost:
             current.node_silent(index, self.nodes[index], now)
             self.coordinator.members.pop(index).writer.close()
+        self.rank_steps.look(current, now)
         current.check_late(now)
         self._mind_the_clock(current, time.time())
 
@@ -252,6 +255,7 @@ class Conductor:
         for index in waiting:
             self.screen.say(f"{self._name(index)} did not say that its ranks have ended")
             self.coordinator.members.pop(index).writer.close()
+        await asyncio.to_thread(self.rank_steps.end)
 
     def _stop_order(self, current: Generation) -> dict[str, Any]:
         """How long ranks have to end by themselves, and in which phases they have longer.

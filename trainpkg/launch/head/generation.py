@@ -157,18 +157,14 @@ class Generation:
     def _event(self, rank: RankState, message: Message, now_s: float) -> str:
         event = message["event"]
         self.active_s = now_s
+        if event == "started":
+            return self._started(rank, now_s)
         if event == "busy":
             rank.phase = message["phase"]
             rank.end_s = rank.end_s or (now_s if rank.phase == END else None)
             self.watch.stepless = any(other.phase for other in self.ranks.values())
         elif event == "hello":
-            rank.hello_s = now_s
-        elif event == "started" and self.spec.silent and rank.hello_s is None:
-            rank.hello_s = now_s  # it will say no more
-            self.num_joined += 1
-            if self.num_joined == len(self.ranks):
-                what = "programs" if self.spec.foreign else "ranks"
-                return f"{self.num_joined} of {len(self.ranks)} {what} started"
+            rank.started, rank.hello_s = True, now_s
         elif event == "joined" and not rank.joined:
             rank.joined = True
             self.num_joined += 1
@@ -194,6 +190,17 @@ class Generation:
             rank.ended = rank.ended | {"exception": message, "step": rank.step}
             self._fail(now_s)
         return ""
+
+    def _started(self, rank: RankState, now_s: float) -> str:
+        """A rank's process is there; of a silent one that is all that will be known before its end."""
+        rank.started = True
+        if not self.spec.silent or rank.hello_s is not None:
+            return ""
+        rank.hello_s = now_s
+        self.num_joined += 1
+        what = "programs" if self.spec.foreign else "ranks"
+        num = len(self.ranks)
+        return f"{self.num_joined} of {num} {what} started" if self.num_joined == num else ""
 
     def _step(self, rank: RankState, step: int, now_s: float) -> None:
         if step != rank.step:
@@ -237,6 +244,13 @@ class Generation:
         text = f"was silent for {silence:.0f} s{step}: the machine, its network or its launcher is stuck"
         self._record("node_silent", node, facts.host, now_s, text)
         self.watch.heard_s.pop(node)
+
+    def never_started(self, numbers: list[int], text: str, now_s: float) -> None:
+        """Ranks whose processes never were: their step did not bring them about."""
+        for number in numbers:
+            node, said = self.ranks[number].node, f"was never started: {text}"
+            self.records.append(Record("start", node, self._host(node), now_s, rank=number, message=said))
+        self._fail(now_s)
 
     def check_late(self, now_s: float) -> None:
         """Infer a failure from what has not happened: nodes not ready; ranks mute, not joined, stuck, not there."""

@@ -27,6 +27,7 @@ from trainpkg.launch.head.lock import Lock
 from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome
 from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.head.planning import plan_attempt
+from trainpkg.launch.head.rank_steps import RankSteps
 from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
 from trainpkg.launch.head.requeue import put_back
 from trainpkg.launch.head.rollcall import Coordinator
@@ -156,7 +157,8 @@ class Job:
             self._tell_settings(met)
             if self.spec.stage == "smoke":
                 await examine(coordinator, self.spec, met, self.screen.say)
-            self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, self.origin)
+            steps = RankSteps(self.spec, self.job_hosts, self.screen.say)
+            self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, steps, self.origin)
             if self.asked:
                 self.conductor.save_and_end(self.asked)
             outcome = await self.conductor.run()
@@ -183,7 +185,9 @@ class Job:
             return LocalNodes.start(spec, program, env)
         srun = places.srun_command(spec, self.job_hosts)
         self.screen.say(f"starting {shlex.join(srun)}")
-        return SrunNodes([*srun, *program], places.srun_environment(env) | het.variables(spec.parts), self.screen.say)
+        log = spec.generation_dir(0) / "nodes-step.log"
+        env = places.srun_environment(env) | het.variables(spec.parts)
+        return SrunNodes([*srun, *program], env, self.screen.say, log)
 
     def _tell_settings(self, nodes: list[NodeFacts]) -> None:
         for line in settings.describe(self.spec, nodes):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 import trainpkg
+from trainpkg.config import site
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes
 from trainpkg.launch.head.command import NODE_RANK
@@ -71,7 +71,7 @@ def srun_command(spec: Spec, job_hosts: list[str]) -> list[str]:
     command = ["srun", *(het.geometry(spec.parts) if spec.het else one_job)]
     command += [f"--cpus-per-task={spec.cpus_per_task}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=60"]
     command += ["--overlap", "--mpi=none", "--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
-    own = shlex.split(spec.srun_args)
+    own = site.srun_args_of_nodes(spec.srun_args)
     if spec.step_gpus and not any(word.startswith(("--gres", "--gpus")) for word in own):
         command.append(f"--gres=gpu:{spec.step_gpus}")
     if job_hosts and job_hosts != spec.hosts and not spec.het:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.launch.head import attempt, places
+from trainpkg.launch.head import attempt, mpi, places
 from trainpkg.launch.head.attempt import Folder
 from trainpkg.launch.slurm import control, het
 from trainpkg.launch.slurm.allocation import Allocation, read_allocation
@@ -20,6 +20,7 @@ def plan_attempt(
 ) -> tuple[Spec, list[str], list[str]]:
     """The spec of the next attempt, all hosts of the Slurm job, and lines on what looks odd in its environment."""
     if where == "typed":  # hosts are known once their nodes have called
+        mpi.refuse_typed(run.launch.backend)
         return attempt.make_spec(run, folder, [f"node{k}" for k in range(run.launch.nodes)], where, **overrides), [], []
     num_nodes = stage_nodes(run, folder.stage)
     allocation = read_allocation(env) if where != "local" else None
@@ -34,7 +35,8 @@ def plan_attempt(
         allocation = None
     if allocation is None:
         hosts = [f"sim{index}" for index in range(num_nodes)]
-        return attempt.make_spec(run, folder, hosts, "local", **overrides), [], []
+        starter = mpi.spec_fields(run.launch, False, env)
+        return attempt.make_spec(run, folder, hosts, "local", **(starter | dict(overrides))), [], []
     fields, parts = het.whole_job(control.ask_slurm(control.own_name(env)))
     hosts, job_hosts = (places.hosts_of_job(allocation, fields, number) for number in (num_nodes, None))
     more = {
@@ -43,6 +45,7 @@ def plan_attempt(
         "deadline": places.end_of_job(allocation, fields),
         "deadline_lead_s": run.slurm.lead_s(places.limit_of_job(fields)),
         "cpus_per_task": min(run.slurm.cpus_per_task, cpus_per_node(allocation, fields)),
+        **mpi.spec_fields(run.launch, True, env),
     }
     if run.launch.gpus_per_node is None and run.launch.device != "cpu":
         more["step_gpus"] = places.gpus_of_exclusive_job(fields, hosts)

@@ -11,6 +11,7 @@ class RankState:
     """What is known of one rank. `ended` is its node's last message about it."""
 
     node: int
+    started: bool = False  # its process is there
     hello_s: float | None = None
     joined: bool = False
     step: int | None = None

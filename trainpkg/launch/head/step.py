@@ -1,7 +1,7 @@
 """A program that `launch` runs to start others on the nodes (srun, mpirun), and what it says while it does.
 
-Its words are shown as they come, and the last of them are kept: they are all that is known when no task ever appears.
-Which command it is, and what its tasks do, is decided elsewhere.
+Its words are shown as they come and written to a log; the last of them are kept, since they are all that is known when
+no task ever appears. Which command it is, and what its tasks do, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from trainpkg.launch.head.sentences import signal_name
 
@@ -22,13 +23,15 @@ BUSY = re.compile(r"step creation (temporarily|still) disabled")
 CREATED = re.compile(r"Step created for")
 BUSY_TIMEOUT_S = 30.0  # the last generation's step may still be on its way out; srun itself would wait for ever
 KEPT_LINES = 12
+SHOWN_LINES = 40  # each of thousands of tasks may have the same to say
 
 
 class Step:
     """One such program. It is ended when `launch` is; srun and mpirun end their tasks then. Needs a running loop."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], say: Callable[[str], None]) -> None:
-        self.name, self.say = command[0], say
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], say: Callable[[str], None], log: Path) -> None:
+        self.name, self.say, self.log = command[0], say, log
+        self.num_lines = 0
         self.words: deque[str] = deque(maxlen=KEPT_LINES)
         self.busy_s: float | None = None  # since when srun waits for resources
         self._rest = b""
@@ -64,7 +67,13 @@ class Step:
         if not line:
             return
         self.words.append(line)
-        self.say(line)
+        self.num_lines += 1
+        with self.log.open("a") as file:
+            file.write(f"{line}\n")
+        if self.num_lines <= SHOWN_LINES:
+            self.say(line)
+        elif self.num_lines == SHOWN_LINES + 1:
+            self.say(f"what {self.name} says further is in {self.log}")
         if BUSY.search(line):
             self.busy_s = self.busy_s or time.monotonic()
         elif CREATED.search(line):

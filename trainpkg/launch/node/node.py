@@ -255,9 +255,7 @@ class Node:
     async def _clean_up(self, grace_s: float) -> None:
         for task in self.tasks.copy():
             task.cancel()
-        if not self.ranks.empty.is_set():
-            self.ranks.forget_unborn()
-            await self.ranks.stop(grace_s)
+        await self.ranks.stop(grace_s)
         self.starter.close()
         left = processes.kill_descendants()
         self.say(f"ended; processes that did not die: {left}" if left else "ended; nothing left behind")

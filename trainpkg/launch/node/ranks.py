@@ -109,7 +109,7 @@ class Ranks:
         self.say(f"{PROGRAMS[self.spec.backend] if self.spec.foreign else f'rank {rank}'} is process {pid}")
         self.tell({"type": "event", "event": "started", "rank": rank, "generation": self.generation})
         if self.stopping:  # the order to end came while it was being born
-            self.signal_all(signal.SIGKILL)
+            processes.kill_group(pid, signal.SIGKILL)
 
     def steps(self) -> dict[str, int]:
         """Step counters that moved since the last call."""

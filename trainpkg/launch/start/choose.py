@@ -15,7 +15,8 @@ from trainpkg.launch.start.torchrun import agent_command
 def make_starter(spec: Spec, env: dict[str, str], calls: Calls) -> Starter:
     """The starter that the spec asks for, its preparations already under way. `env` holds what imports read."""
     if spec.backend in ("srun", "mpi"):
-        return Guards(env, calls)
+        # Slurm may grant a task devices of its own; mpirun grants none, and launch.devices chooses among the node's
+        return Guards(env, calls, own_devices=spec.mpi != "mpirun" and spec.devices is None)
     if spec.by_program:
         return ProgramStarter(env, calls, PROGRAMS[spec.backend], lambda *given: command_of(spec, *given), spec.foreign)
     if spec.start == "fork" and not spec.script:

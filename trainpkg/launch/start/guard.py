@@ -4,7 +4,7 @@
 asks its node's launcher (see `guards`) what that rank runs, starts it as its child and tells how it ended. The child
 inherits all open files and the launcher's variables, so PMI and its like go on working. Nothing outlives anything: the
 rank dies with the guard, and the guard ends the rank when the launcher or the node is gone. The guard itself ends as
-its rank did, by the same status or signal. Torch-free and small: there is one per rank.
+its rank did, by the same status or signal (0 under mpirun). Torch-free and small: there is one per rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainpkg.errors import UserError
 from trainpkg.launch import processes, unix
 from trainpkg.launch import spec as specs
 from trainpkg.launch.spec import Spec
-from trainpkg.launch.start import enter
+from trainpkg.launch.start import enter, mpi
 from trainpkg.launch.start.identity import Identity, identify
 
 ANSWER_TIMEOUT_S = 60.0  # the node's launcher may still be on its way to this generation
@@ -50,11 +50,29 @@ def main() -> NoReturn:
         if args.spec is None:
             raise UserError("TRAINPKG_SPEC is not set: this program is started through `python -m trainpkg launch`")
         spec = specs.read(Path(args.spec))
-        node, order, listen = ask_node(spec, identify(os.environ), args.generation)
+        try:
+            me = mpi.identify(spec, args.generation, os.environ) if spec.mpi else identify(os.environ)
+        except UserError as error:
+            complain(spec, args.generation, str(error))
+            raise
+        node, order, listen = ask_node(spec, me, args.generation)
     except UserError as error:
         print(f"trainpkg: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    end_like(*Guard(node, order, listen, parent).run())
+    ended = Guard(node, order, listen, parent).run()
+    # mpirun would kill the others at once, before they have said what they lost
+    end_like(*((0, None) if spec.mpi == "mpirun" else ended))
+
+
+def complain(spec: Spec, generation: int, text: str) -> None:
+    """Tell a launcher of this host that this task cannot become a rank; which rank, it does not know itself."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as node, contextlib.suppress(OSError):
+        node.settimeout(ANSWER_TIMEOUT_S)
+        node.connect(unix.address_of(spec.report_address(0)))
+        if unix.is_ours(node):
+            hello = {"event": "guard", "generation": generation, "refused": f"{text} (on {socket.gethostname()})"}
+            node.sendall(json.dumps(hello).encode() + b"\n")
+            node.recv(1)  # until it has been read
 
 
 def ask_node(spec: Spec, me: Identity, generation: int) -> tuple[socket.socket, dict[str, Any], socket.socket | None]:

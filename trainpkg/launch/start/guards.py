@@ -31,6 +31,7 @@ class Guards:
 
     env: dict[str, str]
     calls: Calls
+    own_devices: bool = True  # a task was granted devices of its own; else those of the node are its
     own_imports: bool = True
     helpers: list[int] = field(default_factory=list)
     orders: Orders | None = None
@@ -42,6 +43,7 @@ class Guards:
         return "ranks are started by another launcher"
 
     def start(self, orders: Orders) -> None:
+        self.close()
         self.orders, self.asked = orders, {}
         asyncio.get_running_loop().create_task(self._notify())
 
@@ -71,7 +73,7 @@ class Guards:
         async with self.changed:  # it may be here before this node has been told to start its ranks
             await self.changed.wait_for(lambda: max(self.generation, self.halted) >= generation)
         assert self.orders is not None
-        if refusal := self._refusal(self.orders, hello):
+        if refusal := hello.get("refused") or self._refusal(self.orders, hello):
             writer.write(b"-" + json.dumps({"refused": refusal}).encode() + b"\n")
             if generation == self.generation != self.halted:
                 self.calls.refused(refusal)
@@ -126,5 +128,5 @@ class Guards:
         else:
             writer.write(b"-")
         own = {name: value for name, value in self.env.items() if not name.startswith(LAUNCHERS_OWN)}
-        env = {name: value for name, value in own.items() if name not in DEVICES} | order.env
+        env = {name: value for name, value in own.items() if not self.own_devices or name not in DEVICES} | order.env
         writer.write(json.dumps({"argv": order.argv, "env": env, "log": order.log}).encode() + b"\n")

@@ -58,6 +58,7 @@ LAUNCHERS = {
     "mvapich2": "MVAPICH2",
     "pmi": "PMI (MPICH, Intel MPI, Cray, srun --mpi=pmi2)",
     "slurm": "srun",
+    "mpi": "MPI",  # asked through mpi4py, where the variables do not say all (see mpi.py)
 }
 _FIELDS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
 # Per launcher, in the order of _FIELDS, the names that say it; from the innermost launcher to the outermost.
