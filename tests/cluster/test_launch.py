@@ -135,7 +135,7 @@ def test_a_stopped_node_is_named_at_the_deadline(lab: Lab, shared_dir: Path) -> 
     assert job.status() == 1, job.output
     assert time.monotonic() - begin < 25
     assert "node 1 (n2) did not answer the roll call within 5 s" in job.output
-    assert "node 1 (n2): Slurm says MIXED+DRAIN (bad fan = 3, root" in job.output and "n2 is up" in job.output
+    assert "node 1 (n2): Slurm says MIXED+DRAIN (bad fan = 3, root" in job.output and "its machine is up" in job.output
     job.nothing_left(10)
 
 

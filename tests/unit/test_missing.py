@@ -34,7 +34,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     """Three nodes of Slurm, of which nobody knocks at any."""
 
     async def knock(host: str) -> str:
-        return f"{host} is up"
+        return "its machine is up"
 
     monkeypatch.setattr(missing, "knock", knock)
     found = make_spec(3, where="slurm", launch_dir=str(tmp_path))
@@ -92,8 +92,14 @@ def test_at_the_deadline_each_missing_node_has_what_slurm_and_its_machine_say(sp
     waiting.deadline_s = 0.0
     said = check(waiting)
     assert "node 1 (n2), node 2 (n3) did not answer the roll call within 0.5 s of the first answer" in said
-    assert "node 1 (n2): Slurm says MIXED+DRAIN (bad fan), n2 is up, its launcher ran and fell silent" in said
-    assert "node 2 (n3): n3 is up, its launcher never ran: its log is absent" in said
+    assert "node 1 (n2): Slurm says MIXED+DRAIN (bad fan), its machine is up, its launcher ran and fell silent" in said
+    assert "node 2 (n3): its machine is up, its launcher never ran: its log is absent" in said
+
+
+def test_nodes_of_one_fate_are_named_together(spec: Spec) -> None:
+    waiting = Waiting(spec, lambda text: None)
+    said = check(waiting, ended="srun ended")
+    assert "node 1 (n2), node 2 (n3): its machine is up, its launcher never ran" in said
 
 
 def test_a_node_that_slurm_holds_for_gone_is_not_waited_for(spec: Spec) -> None:

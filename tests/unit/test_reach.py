@@ -148,7 +148,12 @@ def test_a_port_that_connects_to_itself_is_nobody(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("refused", "n3 is up"), ("rejected", "n3 is up"), ("absent", "not there"), ("silent", "does not answer at all")],
+    [
+        ("refused", "machine is up"),
+        ("rejected", "machine is up"),
+        ("absent", "not there"),
+        ("silent", "does not answer at all"),
+    ],
 )
 def test_knocking_tells_whether_a_machine_is_there(kind: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(address: str, port: int) -> reach.Streams:

@@ -130,10 +130,10 @@ async def knock(host: str) -> str:
         (await connect(host, 22))[1].close()
     except Unreached as error:
         return {
-            "refused": f"{host} is up (it refuses a connection)",
-            "rejected": f"{host} is up (its firewall rejects a connection)",
-            "absent": f"{host} is not there: no machine answers at its address",
-            "silent": f"{host} does not answer at all: it is off, or a firewall drops everything",
-            "name": f"the name {host} cannot be resolved on {socket.gethostname()}",
-        }.get(error.kind, f"{host}: {error}")
-    return f"{host} is up (it takes connections)"
+            "refused": "its machine is up (it refuses a connection)",
+            "rejected": "its machine is up (a firewall rejects a connection)",
+            "absent": "its machine is not there: none answers at its address",
+            "silent": "its machine does not answer at all: it is off, or a firewall drops everything",
+            "name": f"its name cannot be resolved on {socket.gethostname()}",
+        }.get(error.kind, str(error))
+    return "its machine is up (it takes connections)"

@@ -22,6 +22,8 @@ from trainpkg.launch.spec import Spec
 
 AskStates = Callable[[Sequence[str]], Mapping[str, str]]
 LAST_WORDS = re.compile(r"^[0-9:]{8} error: (.*)$", re.MULTILINE)  # as Node.run writes it into the node's log
+NO_LOG = "its launcher never ran: its log is absent (is the run directory shared?)"
+SILENT = "its launcher ran and fell silent: see its log"
 LOG_BYTES = 20_000
 ASK_SLURM_S = 8.0  # after the first answer
 LOOK_S = 1.0
@@ -148,16 +150,9 @@ async def explain(spec: Spec, indices: Sequence[int], ask_states: AskStates | No
     remote = spec.where != "local"
     states = await states_of(hosts, ask_states)
     knocks = await asyncio.gather(*(knock(host) for host in hosts)) if remote else [""] * len(some)
-    return "; ".join(
-        _one(spec, index, ask.describe(states, host), knocked)
-        for index, host, knocked in zip(some, hosts, knocks, strict=True)
-    )
-
-
-def _one(spec: Spec, index: int, state: str, knocked: str) -> str:
-    if last_words(spec, index) is None:
-        log = "its launcher never ran: its log is absent (is the run directory shared?)"
-    else:
-        log = "its launcher ran and fell silent: see its log"
-    told = ", ".join(part for part in (state, knocked, log) if part)
-    return f"node {index} ({spec.hosts[index]}): {told}"
+    groups: dict[str, list[str]] = {}
+    for index, host, knocked in zip(some, hosts, knocks, strict=True):
+        log = NO_LOG if last_words(spec, index) is None else SILENT
+        told = ", ".join(part for part in (ask.describe(states, host), knocked, log) if part)
+        groups.setdefault(told, []).append(f"node {index} ({host})")
+    return "; ".join(f"{', '.join(names)}: {told}" for told, names in groups.items())
