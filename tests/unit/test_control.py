@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from trainpkg.launch.slurm.control import Life
 
 BATCH = {"UserId": "someone(1000)", "BatchFlag": "1", "Requeue": "1", "JobState": "RUNNING", "Restarts": "2"}
 SHOWN = "JobId=41 JobName=train x y UserId=someone(1000) JobState=RUNNING Requeue=1 Restarts=2 BatchFlag=1 Comment=a"
-
-
-@pytest.fixture(autouse=True)
-def sigterm() -> Iterator[None]:
-    """A requeue leaves SIGTERM ignored: the job is about to end."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
@@ -77,10 +68,20 @@ def test_a_task_of_an_array_is_asked_for_as_one() -> None:
     ],
 )
 def test_what_stands_in_the_way_of_a_requeue_is_said(
-    found: Life | None, env: dict[str, str], uid: int, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Life | None, env: dict[str, str], uid: int, words: str
 ) -> None:
+    fake(tmp_path, monkeypatch, "scontrol", f"echo '{SHOWN}'")
     said = control.why_not_put_back(found, env, uid)
     assert re.search(words, said) if words else said == ""
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "TIMEOUT", "PENDING"])
+def test_a_job_that_somebody_ends_is_not_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """scancel sends SIGTERM, on which a run saves and would go on: Slurm requeues cancelled jobs when asked."""
+    fake(tmp_path, monkeypatch, "scontrol", f"echo '{SHOWN}' | sed s/RUNNING/{state}/")
+    assert f"job 41 is {state}" in control.why_not_put_back(life(), {}, 1000)
 
 
 def test_a_requeue_asks_for_both_things_at_once_and_survives_what_follows(
@@ -88,15 +89,22 @@ def test_a_requeue_asks_for_both_things_at_once_and_survives_what_follows(
 ) -> None:
     """SIGTERM comes at once: a later program would not live to say when the job may start again."""
     script = (
-        f'[ "$1" = show ] && {{ echo "{SHOWN}" | sed "s/Restarts=2/Restarts=3/"; exit; }}\n'
-        f"kill -TERM $$; cat > {tmp_path}/asked"
+        f"[ \"$1\" = show ] && {{ echo '{SHOWN}' | sed 's/Restarts=2/Restarts=3/'; exit; }}\n"
+        f"read first; kill -TERM $$ {os.getpid()}; read second; echo $first, $second > {tmp_path}/asked"
     )
     fake(tmp_path, monkeypatch, "scontrol", script)
-    assert control.put_back(life()) == ""
-    assert (tmp_path / "asked").read_text() == "requeue 41\nupdate JobId=41 StartTime=now+10\n"
+    assert control.put_back(life()) == "", "ends by itself, whatever Slurm finds of the job's processes"
+    assert (tmp_path / "asked").read_text() == "requeue 41, update JobId=41 StartTime=now+10\n"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_refused_requeue_has_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f"[ \"$1\" = show ] && {{ echo '{SHOWN}'; exit; }}\necho 'Requested operation is presently disabled' >&2"
     fake(tmp_path, monkeypatch, "scontrol", script)
     assert control.put_back(life()) == "Requested operation is presently disabled"
+
+
+def test_an_asked_requeue_that_never_comes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "END_WAIT_S", 0.5)
+    fake(tmp_path, monkeypatch, "scontrol", f"[ \"$1\" = show ] && echo '{SHOWN}' | sed s/RUNNING/PENDING/")
+    assert control.put_back(life()) == "Slurm was asked, but did not end the job"

@@ -11,7 +11,7 @@ from trainpkg.launch.slurm.control import Life
 
 
 def put_back(policy: str, life: Life | None, held: Lock, screen: Screen) -> None:
-    """Put this job back into the queue, where that can be; returns only where it cannot, and a person reads why.
+    """Put this job back into the queue, or say why not. The launch ends 75 in both cases.
 
     No process of the run is left by now. `policy`: the config's slurm.requeue.
     """
@@ -23,8 +23,6 @@ def put_back(policy: str, life: Life | None, held: Lock, screen: Screen) -> None
         return
     screen.say(f"Slurm job {life.job} goes back into the queue and on from there, with or without Snakemake")
     held.kept = True  # in the queue the job is still this run's one writer
-    refused = control.put_back(life)
-    if not refused:
-        control.wait_for_the_end(life)
-    held.kept = False
-    screen.say(f"not put back into the queue: {refused or 'Slurm did not end the job'}. It has to be run again")
+    if refused := control.put_back(life):
+        held.kept = False
+        screen.say(f"not put back into the queue: {refused}. It has to be run again")

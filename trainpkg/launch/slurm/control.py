@@ -127,30 +127,45 @@ def why_not_put_back(life: Life | None, env: Mapping[str, str], uid: int) -> str
         return f"job {life.job} is part of a heterogeneous job"
     if "SLURM_STEP_ID" in env:
         return f"this is step {env['SLURM_STEP_ID']} of job {life.job}, whose batch script does not end with it"
+    state = _state_now(life)
+    if state != "RUNNING":  # such as CANCELLED: a requeue would bring it back against somebody's will
+        return f"job {life.job} is {state or 'unknown to Slurm by now'}, so somebody ends it or has already requeued it"
     if life.fields.get("Requeue") != "1":
         return f"job {life.job} may not be requeued (--no-requeue, or JobRequeue=0 on this cluster): sbatch --requeue"
     return ""
 
 
-def put_back(life: Life) -> str:
-    """Ask Slurm to end this job and start it again under the same number. Returns "" once asked, else Slurm's words.
+def _state_now(life: Life) -> str:
+    try:
+        return ask_slurm(life.job).get("JobState", "")
+    except UserError:
+        return ""
 
-    From here on the job ends at any moment. One scontrol asks for both things, deaf to the SIGTERM that follows the
-    first: a second program would come too late, and the job would wait out Slurm's 120 s.
+
+def put_back(life: Life) -> str:
+    """Ask Slurm to end this job and start it again under the same number; returns "" when the end has come.
+
+    Else Slurm's words. One scontrol asks for both things, deaf to the SIGTERM that follows the first: a second program
+    would come too late, and the job would wait out Slurm's 120 s.
     """
+    ended: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     commands = f"requeue {life.job}\nupdate JobId={life.job} StartTime=now+{BACK_IN_S}\n"
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # inherited
     try:
         asked = subprocess.run(
-            ["scontrol"], input=commands, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
-        )
+            ["sh", "-c", "trap '' TERM; exec scontrol"],
+            input=commands, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False,
+        )  # fmt: skip
         said = asked.stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         said = str(error)
-    if _is_going(life):
+    end = time.monotonic() + (END_WAIT_S if _is_going(life) else 1.0)
+    while not ended and time.monotonic() < end:
+        time.sleep(0.1)
+    signal.signal(signal.SIGTERM, before)
+    if ended:
         return ""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return said.splitlines()[0] if said else "Slurm accepted the requeue, but the job's count of restarts is the same"
+    return said.splitlines()[0] if said else "Slurm was asked, but did not end the job"
 
 
 def _is_going(life: Life) -> bool:
@@ -160,10 +175,3 @@ def _is_going(life: Life) -> bool:
     except UserError:
         return False
     return fields.get("JobState") != "RUNNING" or fields.get("Restarts", "") != str(life.restarts)
-
-
-def wait_for_the_end(life: Life) -> None:
-    """Until Slurm ends this process, which it does as a rule before this function has begun."""
-    end = time.monotonic() + END_WAIT_S
-    while time.monotonic() < end:
-        time.sleep(1.0)
