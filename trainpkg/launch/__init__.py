@@ -38,6 +38,10 @@ typed     `node`, typed once per machine where there is no Slurm:
     command      flags and variables, one machine's word              agreement   two machines' words compared
     lead         node 0: `launch` behind HOST:PORT                    join        every other: call, prove, take part
     address      HOST as each machine must find it                    secret      the file that all share
+calls     `trainpkg.launch.spawn`: a function as ranks of this machine, from Python:
+    spawn        starts, waits, ends                                  function    what another process can be sent
+    rank         a started process becomes a rank                     failure     which end is the cause
+    sweep        ends what ranks left, also when the parent is killed
 slurm     what Slurm says:
     allocation   the job and step that the environment tells          grammar     notations of hosts, counts, GPUs
     het          jobs of several parts, as one
@@ -56,3 +60,22 @@ Below all:
     stacks       where a process is that does nothing                 memory      memory cgroups: limits, OOM kills
     (trainpkg.variables and trainpkg.presets: names that torch, NCCL and gloo read; settings of kinds of networks)
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainpkg.launch.calls.failure import RankFailedError
+    from trainpkg.launch.calls.spawn import Spawned, spawn
+
+__all__ = ["RankFailedError", "Spawned", "spawn"]
+
+
+def __getattr__(name: str) -> Any:
+    """`trainpkg.launch.spawn` and its types, imported when somebody asks for them."""
+    if name in __all__:
+        from trainpkg.launch.calls import spawn
+
+        return getattr(spawn, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -82,6 +82,18 @@ def bind_port(address: str, seed: str, given: Range | None = None) -> socket.soc
     )
 
 
+def hold_port(address: str, seed: str) -> socket.socket:
+    """A socket that keeps a free port from all others, and that nobody can connect to, until it is closed."""
+    for port in _usable(seed, None):
+        held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            held.bind((address, port))
+            return held
+        except OSError:
+            held.close()
+    raise UserError(f"No free port at {address} between {FIRST_PORT} and {LAST_PORT}.")
+
+
 def bind_any_port(address: str) -> socket.socket:
     """A listening socket on a port of the kernel's choice, as those on which gloo and NCCL exchange data."""
     return _listen(address, 0)

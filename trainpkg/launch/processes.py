@@ -44,6 +44,16 @@ def _processes() -> Iterator[tuple[int, int, bool]]:
         yield int(entry.name), int(parent), state in "ZX"
 
 
+def groups() -> Iterator[tuple[int, int]]:
+    """(pid, process group) of every living process that this one can see."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                state, _, group = Path(entry.path, "stat").read_text(errors="replace").rpartition(") ")[2].split()[:3]
+                if state not in "ZX":
+                    yield int(entry.name), int(group)
+
+
 def descendants(pid: int, spare: Collection[int] = ()) -> list[int]:
     """Living processes below `pid`. Those in `spare` are left out; what is below them is not."""
     children: dict[int, list[int]] = {}
