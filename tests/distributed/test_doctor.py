@@ -13,14 +13,13 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 SMOKE = {"stage": "smoke"}
 
 
-@pytest.mark.failure("F021")
 def test_a_bad_row_ends_the_smoke_test_before_any_rank(tmp_path: Path) -> None:
-    environment = {"NCCL_SOCKET_IFNAME": "nosuch0"}
+    environment = {"NCCL_IB_HCA": "mlx5_77"}
     launched = Launch(tmp_path / "run", {"nodes": 2, "gpus_per_node": 1}, more=SMOKE, environment=environment).run()
     assert launched.status == 1
-    assert "bad   NCCL_SOCKET_IFNAME=nosuch0  names no interface of this machine" in launched.output
-    assert "smoke test failed at 'nodes': NCCL_SOCKET_IFNAME=nosuch0" in launched.output
-    assert "launch finds the interface" in launched.output.splitlines()[-1], "the verdict has the fix"
+    assert "bad   NCCL_IB_HCA=mlx5_77  mlx5_77: no such device or port" in launched.output
+    assert "smoke test failed at 'nodes': NCCL_IB_HCA=mlx5_77" in launched.output
+    assert "name those, or unset the variable" in launched.output.splitlines()[-1], "the verdict has the fix"
     folder = tmp_path / "run/train/launch/1"
     assert not list(folder.glob("0/rank-*.log"))
     assert json.loads((folder / "train.failed.json").read_text())["ok"] is False

@@ -77,6 +77,23 @@ def test_a_report_fits_on_the_wire_and_keeps_what_is_wrong() -> None:
     assert len(report) > 20
 
 
+def test_reports_come_through_sruns_output_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Row("a", "x" * 3000, BAD, "é"), *(Row(f"b{number}", "{") for number in range(20))]
+    monkeypatch.setattr(checks, "examine", lambda *_: found)
+    told = []
+    for index, host in (("1", "n2"), ("0", "n1")):
+        monkeypatch.setenv("SLURM_NODEID", index)
+        monkeypatch.setenv("SLURMD_NODENAME", host)
+        told.append(nodes.own_report(Wanted()).split("\n"))
+    mixed = [line for pair in zip(*told, strict=True) for line in pair]  # as two tasks at once
+    assert max(map(len, mixed)) < 1024
+    assert len(mixed) > 2
+    reports = nodes.gathered("a prologue speaks\n" + "\n".join(mixed))
+    assert list(reports) == ["n1", "n2"]
+    assert reports["n2"][0].fix == "é"
+    assert len(reports["n2"][0].found) == nodes.MAX_TEXT
+
+
 SPEC = Spec(stage="smoke", run="r", run_dir="/r", out="/r/x.json", config_path="/r/c", attempt=1, num_nodes=2,
             hosts=["n1", "n2"], where="slurm", launch_dir="/r/launch/1", cpus_per_task=4)  # fmt: skip
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from trainpkg.errors import UserError
 from trainpkg.launch.doctor import checks, nodes, rows
-from trainpkg.launch.doctor.machine import Machine, Wanted
+from trainpkg.launch.doctor.machine import Machine, Wanted, run_program
 from trainpkg.launch.doctor.rows import BAD, Row
 from trainpkg.launch.doctor.script import rules
 
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--script", type=Path, metavar="FILE", help="read this sbatch script, and run nothing of it")
     parser.add_argument("--nodes", action="store_true", help="look at all nodes of the Slurm job that this shell is in")
-    parser.add_argument("--one-node", action="store_true", help="one line of JSON on this node: what --nodes starts")
+    parser.add_argument("--one-node", action="store_true", help="a report of this node in pieces: what --nodes starts")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -66,14 +65,12 @@ def ask_nodes(config: Path | None) -> nodes.Report:
     command += [f"--cpus-per-task={allocation.cpus_per_task or 1}", "--cpu-bind=none", "--kill-on-bad-exit=0"]
     command += [sys.executable, "-m", "trainpkg", "doctor", "--one-node", *([f"--config={config}"] if config else [])]
     env = places.srun_environment(places.node_environment(os.environ, ""))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SRUN_LIMIT_S)
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    reports = {one["host"]: rows.from_json(one["rows"]) for one in sorted(told, key=lambda one: int(one["index"]))}
-    if done.returncode or len(reports) < len(hosts):
-        silent = ", ".join(host for host in hosts if host not in reports)
-        raise UserError(
-            f"srun ended with {done.returncode}; no report from {silent or 'no node'}: {done.stderr.strip()}"
-        )
+    done = run_program(command, SRUN_LIMIT_S, env)
+    reports = nodes.gathered(done.out)
+    if done.status != 0 or len(reports) < len(hosts):
+        silent = ", ".join(host for host in hosts if host not in reports) or "no node"
+        ended = "did not end" if done.status is None else f"ended with {done.status}"
+        raise UserError(f"doctor --nodes: srun {ended}; no report from {silent}: {done.error}")
     return reports
 
 

@@ -37,12 +37,20 @@ class Answer:
     seconds: float = 0.0
 
 
-def run_program(command: Sequence[str], limit_s: float = PROGRAM_LIMIT_S) -> Answer:
-    """Run to the end, or to the end of the limit. Raises nothing."""
+def run_program(
+    command: Sequence[str], limit_s: float = PROGRAM_LIMIT_S, env: Mapping[str, str] | None = None
+) -> Answer:
+    """Run to the end, or to the end of the limit. Raises nothing. `env` replaces the environment."""
     began = time.monotonic()
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=limit_s, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            stdin=subprocess.DEVNULL,
+            env=env,
         )
     except subprocess.TimeoutExpired:
         return Answer(None, error=f"no answer within {limit_s:g} s", seconds=limit_s)

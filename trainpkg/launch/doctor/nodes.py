@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from trainpkg.launch.doctor import checks, storage
 from trainpkg.launch.doctor.checks import Examination
 from trainpkg.launch.doctor.machine import Machine, Wanted
-from trainpkg.launch.doctor.rows import BAD, OK, Row, as_json
+from trainpkg.launch.doctor.rows import BAD, OK, Row, as_json, from_json
 from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.wire import MAX_LINE
@@ -26,6 +27,7 @@ LIMIT_S = 12.0  # well below the coordinator's patience
 MAX_TEXT, MAX_REPORT = 500, MAX_LINE - 4096
 EQUAL_FIX = "Make it equal on all nodes, or leave the odd ones out (slurm.exclude)."
 UNSET = "not set"
+MARK, PIECE = "doctor-report", 800  # srun passes lines of up to 1024 bytes on whole
 
 Report = dict[str, list[Row]]  # by host, in node order
 
@@ -113,11 +115,22 @@ def sentence(rows: Sequence[Row]) -> str:
 
 
 def own_report(wanted: Wanted) -> str:
-    """One line of JSON on this node, for `doctor --nodes`."""
+    """This node's report, for `doctor --nodes`, in lines so short that srun lets none of another task in between."""
     host = os.environ.get("SLURMD_NODENAME") or Machine().hostname
     wanted = dataclasses.replace(wanted, on_node=True)
     rows = checks.examine(Machine(), wanted, checks.ON_NODE, LIMIT_S)
-    return json.dumps({"host": host, "index": int(os.environ.get("SLURM_NODEID", "0")), "rows": fitting(rows)})
+    text, index = json.dumps({"host": host, "rows": fitting(rows)}), os.environ.get("SLURM_NODEID", "0")
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    return "\n".join(f"{MARK} {index} {number} {piece}" for number, piece in enumerate(pieces))
+
+
+def gathered(told: str) -> Report:
+    """The reports in what srun printed, in node order. Raises ValueError where one is not whole."""
+    pieces: dict[int, dict[int, str]] = defaultdict(dict)
+    for index, number, piece in re.findall(rf"^{MARK} (\d+) (\d+) (.*)$", told, re.MULTILINE):
+        pieces[int(index)][int(number)] = piece
+    trees = [json.loads("".join(text for _, text in sorted(pieces[index].items()))) for index in sorted(pieces)]
+    return {tree["host"]: from_json(tree["rows"]) for tree in trees}
 
 
 def _hosts(hosts: Sequence[str]) -> str:
