@@ -15,8 +15,8 @@ from trainpkg.errors import UserError
 from trainpkg.launch.head.job import launch
 
 
-def make_run(out: Path, **launch_keys: Any) -> Run:
-    """A small valid run whose launch section has these keys."""
+def make_run(out: Path, config: dict[str, dict[str, Any]] | None = None, **launch_keys: Any) -> Run:
+    """A small valid run whose launch section has these keys; `config` has keys of other sections."""
     tree = {
         "run": out.parent.name,
         "recipe": "test",
@@ -26,6 +26,8 @@ def make_run(out: Path, **launch_keys: Any) -> Run:
         "train": {"max_steps": 10, "global_batch": 24},
         "launch": {"device": "cpu", "where": "local", "max_restarts": 0, "stop_grace_s": 1.0} | launch_keys,
     }
+    for section, keys in (config or {}).items():
+        tree[section] = dict(tree.get(section, {})) | keys
     return Run.model_validate(tree)
 
 
@@ -33,7 +35,7 @@ if __name__ == "__main__":
     out, given = Path(sys.argv[1]), json.loads(sys.argv[2])
     out.parent.mkdir(parents=True, exist_ok=True)
     seed = given.get("seed", 0)
-    run = make_run(out, **given.get("launch", {})).model_copy(update={"seed": seed})
+    run = make_run(out, given.get("config"), **given.get("launch", {})).model_copy(update={"seed": seed})
     try:
         options = {name: given[name] for name in ("retry", "requeue") if name in given}
         status = launch(run, given.get("stage", "train"), out, **options, **given.get("spec", {}))

@@ -1,0 +1,169 @@
+"""The real trainer as the launcher's ranks, with one fault from TEST_FAULT = name[:argument...].
+
+What the launcher sees is what it would see of a user's run, process group and all. TEST_FAULT_GENERATIONS (0): where
+the fault strikes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import trainpkg.evaluate
+import trainpkg.train
+from trainpkg.runtime import rank as rank_module
+from trainpkg.runtime.checkpoint import Checkpoints
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def main() -> None:
+    """Never returns: the trainer's own end."""
+    name, *arguments = os.environ.get("TEST_FAULT", "none").split(":")
+    generations = os.environ.get("TEST_FAULT_GENERATIONS", "0").split(",")
+    if os.environ["TRAINPKG_GENERATION"] in generations:
+        FAULTS[name](int(os.environ["RANK"]), *arguments)
+    rank_module.main()
+
+
+def none(rank: int) -> None:
+    """Well behaved."""
+
+
+def before_join(rank: int, who: str, how: str) -> None:
+    """Something happens before the rank joins."""
+    if rank == int(who):
+        ENDS[how]()
+
+
+def in_step(rank: int, who: str, when: str, how: str) -> None:
+    """... while a batch is loaded in step `when` + 1."""
+    real = trainpkg.train.micro_batches
+
+    def wrapped(t: Any) -> Any:
+        if rank == int(who) and t.state.step == int(when):
+            ENDS[how]()
+        return real(t)
+
+    trainpkg.train.micro_batches = wrapped
+
+
+def in_save(rank: int, who: str, when: str, how: str) -> None:
+    """... in the save after step `when`, with files half written."""
+    real = Checkpoints._write_own
+
+    def wrapped(self: Any, waiting: Any) -> Any:
+        if rank == int(who) and self.state.step >= int(when):
+            (waiting / f"torn-{rank}").write_bytes(b"x" * 1000)
+            ENDS[how]()
+        return real(self, waiting)
+
+    Checkpoints._write_own = wrapped  # type: ignore[method-assign]
+
+
+def slow_publish(rank: int, seconds: str) -> None:
+    """Rank 0 takes long to publish a checkpoint; the others wait for it."""
+    real = Checkpoints._publish
+
+    def wrapped(self: Any, *arguments: Any) -> None:
+        print("publishing begins", flush=True)
+        time.sleep(float(seconds))
+        real(self, *arguments)
+        print("published", flush=True)
+
+    Checkpoints._publish = wrapped  # type: ignore[method-assign]
+
+
+def slow_write(rank: int, who: str, seconds: str) -> None:
+    """One rank takes long to write its part of a checkpoint."""
+    real = Checkpoints._write_own
+
+    def wrapped(self: Any, waiting: Any) -> Any:
+        if rank == int(who):
+            print("writing begins", flush=True)
+            time.sleep(float(seconds))
+        return real(self, waiting)
+
+    Checkpoints._write_own = wrapped  # type: ignore[method-assign]
+
+
+def alone_at_the_end(rank: int) -> None:
+    """`if rank == 0:` around something that needs all ranks, at the end of the run."""
+    real = trainpkg.train.finish
+
+    def wrapped(t: Any, *arguments: Any) -> None:
+        real(t, *arguments)
+        if rank == 0:
+            dist.all_reduce(torch.zeros(1))
+            t.ctx.say("never")
+
+    trainpkg.train.finish = wrapped
+
+
+def slow_evaluation(rank: int, seconds: str) -> None:
+    """Every pass of an evaluation takes so long."""
+    real = trainpkg.evaluate.evaluation_passes
+
+    def wrapped(*arguments: Any) -> Any:
+        for one in real(*arguments):
+            time.sleep(float(seconds))
+            yield one
+
+    trainpkg.evaluate.evaluation_passes = wrapped
+
+
+def eat_memory(rank: int, who: str, when: str) -> None:
+    """One rank takes memory until the kernel ends it."""
+    if rank == int(who):
+        in_step(rank, who, when, "eat")
+
+
+def _hang() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("hangs", flush=True)
+    time.sleep(600)
+
+
+def _eat() -> None:
+    kept = []
+    while True:
+        kept.append(b"\1" * (1 << 24))
+
+
+def _ask_too_much() -> None:
+    torch.zeros(1 << 50)
+
+
+def _raise() -> None:
+    raise ValueError("the loss is nan")
+
+
+def _signal(signum: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), signum)
+
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "kill": _signal(signal.SIGKILL),
+    "segv": _signal(signal.SIGSEGV),
+    "abrt": _signal(signal.SIGABRT),
+    "stop": _signal(signal.SIGSTOP),
+    "raise": _raise,
+    "exit0": lambda: os._exit(0),
+    "exit7": lambda: os._exit(7),
+    "leave": lambda: sys.exit(0),
+    "hang": _hang,
+    "eat": _eat,
+    "ask": _ask_too_much,
+}
+FAULTS: dict[str, Callable[..., None]] = {
+    f.__name__: f
+    for f in (none, before_join, in_step, in_save, slow_publish, slow_write, alone_at_the_end, slow_evaluation,
+              eat_memory)
+}  # fmt: skip
