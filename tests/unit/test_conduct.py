@@ -34,7 +34,7 @@ class Silent:
 
 def conductor_of(coordinator: Coordinator, spec: Spec, nodes: list[NodeFacts]) -> Conductor:
     steps = RankSteps(spec, [], lambda text: None)
-    return Conductor(coordinator, spec, nodes, Silent(), lambda index: None, steps)
+    return Conductor(coordinator, spec, nodes, Silent(), lambda index: (None, ""), steps)
 
 
 def plan_of(hosts: list[str]) -> LaunchPlan:
@@ -73,7 +73,7 @@ def begin(num_nodes: int, **timeouts: float) -> Generation:
     """A generation at time 0: 600 s to import, 60 s to join, two ranks per node."""
     times = Timeouts(**{"start_s": 600, "init_s": 60} | timeouts)
     spec = make_spec(num_nodes, timeouts=times, preload=["torch"])
-    return Generation(spec, plan_of(spec.hosts), 0, Watch(60.0, 0.0), ("the start", 0.0), lambda index: None)
+    return Generation(spec, plan_of(spec.hosts), 0, Watch(60.0, 0.0), ("the start", 0.0), lambda index: (None, ""))
 
 
 def ready(generation: Generation, nodes: list[int], **more: Any) -> None:

@@ -26,6 +26,7 @@ from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, O
 from trainpkg.launch.head.rank_steps import RankSteps
 from trainpkg.launch.head.rollcall import Coordinator, run_lengths
 from trainpkg.launch.head.screen import Screen
+from trainpkg.launch.head.step_words import End
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import ENTRY, Spec
@@ -38,13 +39,13 @@ MAX_OTHER_PORTS = 3  # generations that end because another program took the por
 
 @dataclass
 class Conductor:
-    """Runs the generations. `node_signal(index)`: the signal that ended a node's process, where it can be known."""
+    """Runs the generations. `node_end(index)`: how a node's process ended, where it can be known."""
 
     coordinator: Coordinator
     spec: Spec
     nodes: list[NodeFacts]
     screen: Screen
-    node_signal: Callable[[int], int | None]
+    node_end: Callable[[int], End]
     rank_steps: RankSteps
     origin: tuple[str, float] = field(default_factory=lambda: ("the start", time.monotonic()))  # what times count from
     asked: str = ""  # why the ranks were asked to save and end
@@ -129,7 +130,7 @@ class Conductor:
         """One generation; None when all ranks ended as they should, or were interrupted."""
         now = time.monotonic()
         watch = Watch(self.spec.timeouts.heartbeat_s, now, dict.fromkeys(self.coordinator.members, now))
-        current = Generation(self.spec, plan, number, watch, self.origin, self.node_signal)
+        current = Generation(self.spec, plan, number, watch, self.origin, self.node_end)
         self.coordinator.tell_all({"type": "prepare", "generation": number})
         await self._until_over(current)
         if current.failed_s is not None and not self.interrupted and not current.named:
@@ -264,7 +265,7 @@ class Conductor:
         Once a peer is gone there is nothing that the trainer's own ranks could still do.
         """
         grace_s = self.spec.timeouts.stop_grace_s
-        if self.at_once:
+        if self.at_once or self.late:
             return {"grace_s": grace_s, "spare": []}
         if self.interrupted:
             return {"grace_s": grace_s, "spare": ["saving", "publishing"]}

@@ -9,7 +9,7 @@ from trainpkg.launch.facts import NodeFacts
 from trainpkg.launch.head import failure, hang, late, units
 from trainpkg.launch.head.failure import Record
 from trainpkg.launch.head.rankstate import RankState
-from trainpkg.launch.head.sentences import signal_name
+from trainpkg.launch.head.step_words import End
 from trainpkg.launch.head.watch import Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import Spec
@@ -29,10 +29,10 @@ class Generation:
         number: int,
         watch: Watch,
         origin: tuple[str, float],
-        node_signal: Callable[[int], int | None],
+        node_end: Callable[[int], End],
     ) -> None:
         self.spec, self.plan, self.number, self.watch, self.origin = spec, plan, number, watch, origin
-        self.node_signal = node_signal
+        self.node_end = node_end
         self.ranks = {number: RankState(node) for number, node in units.units(spec, plan).items()}
         self.records: list[Record] = []  # of nodes, and what was inferred
         self.failed_s: float | None = None
@@ -106,8 +106,8 @@ class Generation:
     def _explained(self, record: Record) -> Record:
         if record.kind != "node_lost":
             return record
-        signum = self.node_signal(record.node)
-        killed = "" if signum is None else f", killed by {signal_name(signum)}"
+        signum, words = self.node_end(record.node)
+        killed = f", {words}" if words else ""
         return dataclasses.replace(record, signal=signum, message=record.message + killed)
 
     def _host(self, node: int) -> str:

@@ -158,7 +158,7 @@ class Job:
             if self.spec.stage == "smoke":
                 await examine(coordinator, self.spec, met, self.screen.say)
             steps = RankSteps(self.spec, self.job_hosts, self.screen.say)
-            self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_signal, steps, self.origin)
+            self.conductor = Conductor(coordinator, self.spec, met, self.screen, nodes.node_end, steps, self.origin)
             if self.asked:
                 self.conductor.save_and_end(self.asked)
             outcome = await self.conductor.run()

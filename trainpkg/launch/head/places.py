@@ -22,6 +22,7 @@ from trainpkg.launch import network, processes
 from trainpkg.launch.head.command import NODE_RANK
 from trainpkg.launch.head.sentences import signal_name
 from trainpkg.launch.head.step import Step
+from trainpkg.launch.head.step_words import End
 from trainpkg.launch.node.evidence import last_lines
 from trainpkg.launch.slurm import het
 from trainpkg.launch.slurm.allocation import Allocation
@@ -39,8 +40,8 @@ class Nodes(Protocol):
     def ended(self) -> str:
         """Why no further node will answer the roll call, or nothing."""
 
-    def node_signal(self, index: int) -> int | None:
-        """The signal that ended a node's process, where this machine can see it."""
+    def node_end(self, index: int) -> End:
+        """The signal that ended a node's process, where it is known, and what was said of that end."""
 
     def end(self, grace_s: float) -> None:
         """Wait so long for all to end by themselves, then end them."""
@@ -138,8 +139,9 @@ def _unix_s(text: str) -> float | None:
 class SrunNodes(Step):
     """One srun step with a node process as its only task on each node. srun ends its tasks at once when it is ended."""
 
-    def node_signal(self, index: int) -> int | None:
-        return None
+    def node_end(self, index: int) -> End:
+        signum, words = self.task_ends.get(index, (None, ""))
+        return signum, f"srun says: {words}" if words else ""
 
 
 @dataclass
@@ -186,9 +188,9 @@ class LocalNodes:
                 return f"the launcher of node {index} ended {how}" + (f" ({said})" if said else "")
         return ""
 
-    def node_signal(self, index: int) -> int | None:
+    def node_end(self, index: int) -> End:
         code = self.running[index].poll() if index < len(self.running) else None
-        return -code if code is not None and code < 0 else None
+        return (-code, f"killed by {signal_name(-code)}") if code is not None and code < 0 else (None, "")
 
     def end(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s

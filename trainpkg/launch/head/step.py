@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from trainpkg.launch.head import step_words
 from trainpkg.launch.head.sentences import signal_name
 
 BUSY = re.compile(r"step creation (temporarily|still) disabled")
@@ -33,6 +34,7 @@ class Step:
         self.name, self.say, self.log = command[0], say, log
         self.num_lines = 0
         self.words: deque[str] = deque(maxlen=KEPT_LINES)
+        self.task_ends: dict[int, step_words.End] = {}  # what srun said of tasks that ended badly; the first word stays
         self.busy_s: float | None = None  # since when srun waits for resources
         self._rest = b""
         tether = [sys.executable, "-m", "trainpkg.launch.tether", str(os.getpid()), str(int(signal.SIGTERM))]
@@ -68,6 +70,7 @@ class Step:
             return
         self.words.append(line)
         self.num_lines += 1
+        self.task_ends = step_words.ends(line) | self.task_ends
         with self.log.open("a") as file:
             file.write(f"{line}\n")
         if self.num_lines <= SHOWN_LINES:
