@@ -22,7 +22,7 @@ from trainpkg.launch.head.deadline import Deadline
 from trainpkg.launch.head.failure import Failure
 from trainpkg.launch.head.generation import Generation
 from trainpkg.launch.head.member import Incoming
-from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome
+from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome, why_no_restart
 from trainpkg.launch.head.rank_steps import RankSteps
 from trainpkg.launch.head.rollcall import Coordinator, run_lengths
 from trainpkg.launch.head.screen import Screen
@@ -94,26 +94,13 @@ class Conductor:
             if found.kind == "port_taken" and other_ports > 0:  # nobody's fault, and gone with another port
                 restarts, other_ports = restarts + 1, other_ports - 1
             whole = len(self.coordinator.members) == self.spec.num_nodes
-            why_not = self._why_no_restart(found, restarts - number, whole)
+            repeated, stopping = self.outcome.repeated, bool(self.asked)
+            why_not = why_no_restart(found, restarts - number, self.spec.max_restarts, whole, repeated, stopping)
             if why_not is not None:
                 return self._finish("failed", found.status, found, found.sentence + why_not)
             self.screen.say(f"starting all ranks again from the last checkpoint (restart {number + 1} of {restarts})")
             previous = found
         raise AssertionError("unreachable: a generation either ends or has no restart left")
-
-    def _why_no_restart(self, found: Failure, left: int, whole: bool) -> str | None:
-        """None to start again, else what to add to the sentence."""
-        if found.kind == "user_error" or (left <= 0 and self.spec.max_restarts == 0):
-            return ""
-        if left <= 0:
-            return f" (no restart left of {self.spec.max_restarts})"
-        if not whole:
-            return " (no restart in place: a node is gone)"
-        if self.asked:
-            return " (while stopping)"
-        if self.outcome.repeated:
-            return " (no restart: it failed the same way at the same step before)"
-        return None
 
     def _announce(self, plan: LaunchPlan, number: int, proof: str) -> None:
         folder = self.spec.generation_dir(number)

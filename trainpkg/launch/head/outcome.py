@@ -29,3 +29,21 @@ class Outcome:
         found = self.failure
         own_fault = found is not None and (found.kind == "user_error" or (self.repeated and not found.from_outside))
         return self.verdict != "stuck" and not own_fault
+
+
+def why_no_restart(found: Failure, left: int, most: int, whole: bool, repeated: bool, stopping: bool) -> str | None:
+    """None to start all ranks again in place after a failure, else what to add to its sentence.
+
+    `left` of `most` restarts; `whole`: all nodes are there; `repeated`: it is the failure before it again.
+    """
+    if found.kind == "user_error" or (left <= 0 and most == 0):
+        return ""
+    if left <= 0:
+        return f" (no restart left of {most})"
+    if not whole:
+        return " (no restart in place: a node is gone)"
+    if stopping:
+        return " (while stopping)"
+    if repeated:
+        return " (no restart: it failed the same way at the same step before)"
+    return None
