@@ -139,6 +139,9 @@ def test_a_stopped_node_is_named_at_the_deadline(lab: Lab, shared_dir: Path) -> 
     job.nothing_left(10)
 
 
+@pytest.mark.failure("F086")
+@pytest.mark.failure("F090")
+@pytest.mark.failure("F095")
 def test_a_killed_rank_ends_all_processes_on_all_nodes(lab: Lab, shared_dir: Path) -> None:
     environment = {"TEST_STEPS": "5000", "TEST_BAD": "kill:3:40", "TEST_GRANDCHILDREN": "1", "TEST_MARK": "trainpkg"}
     job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=2", **environment)
@@ -149,6 +152,8 @@ def test_a_killed_rank_ends_all_processes_on_all_nodes(lab: Lab, shared_dir: Pat
     assert (told["rank"], told["host"], told["signal"]) == (3, "n2", 9)
 
 
+@pytest.mark.failure("F077")
+@pytest.mark.failure("F088")
 def test_a_warning_signal_saves_and_asks_to_be_run_again(lab: Lab, shared_dir: Path) -> None:
     job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=2", TEST_STEPS="5000")
     job.wait_for_line("step 1 of")
@@ -158,6 +163,8 @@ def test_a_warning_signal_saves_and_asks_to_be_run_again(lab: Lab, shared_dir: P
     job.nothing_left()
 
 
+@pytest.mark.failure("F086")
+@pytest.mark.failure("F093")
 def test_a_killed_launch_leaves_nothing_on_any_node(lab: Lab, shared_dir: Path) -> None:
     environment = {"TEST_STEPS": "5000", "TEST_GRANDCHILDREN": "1", "TEST_MARK": "trainpkg"}
     job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=2", **environment)
@@ -180,6 +187,7 @@ def test_a_short_outage_of_the_network_is_survived(lab: Lab, shared_dir: Path) -
     assert job.status() == 0, job.output
 
 
+@pytest.mark.failure("F090")
 def test_a_cut_link_without_a_reset_ends_the_job(lab: Lab, shared_dir: Path) -> None:
     keys = TWO | {"heartbeat_timeout_s": 8.0}
     job = SlurmLaunch(lab, shared_dir, keys, "--nodes=2", TEST_STEPS="5000", TEST_PACE="0.05")
@@ -193,6 +201,7 @@ def test_a_cut_link_without_a_reset_ends_the_job(lab: Lab, shared_dir: Path) -> 
     assert job.status() == 1, job.output
 
 
+@pytest.mark.failure("F090")
 def test_a_node_that_loses_power_is_named(lab: Lab, shared_dir: Path) -> None:
     keys = TWO | {"heartbeat_timeout_s": 8.0}
     job = SlurmLaunch(lab, shared_dir, keys, "--nodes=2", TEST_STEPS="5000")

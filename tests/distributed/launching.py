@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 60.0
+LIMIT_S = 60.0  # of a launch whose ranks need no torch; `limit_s` gives others more
 
 
 @dataclass
@@ -26,6 +26,7 @@ class Launch:
     spec: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
+    limit_s: float = LIMIT_S
     output: str = ""
     status: int | None = None
     seconds: float = 0.0
@@ -57,7 +58,7 @@ class Launch:
         try:
             if disturb is not None:
                 disturb(self, process)
-            self.status = process.wait(LIMIT_S)
+            self.status = process.wait(self.limit_s)
         finally:
             process.kill()
             process.wait()
@@ -94,7 +95,7 @@ class Launch:
         return found
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + self.limit_s
         while not condition():
             assert time.monotonic() < end, f"waited in vain for {what}: {self.log.read_text()}"
             time.sleep(0.02)

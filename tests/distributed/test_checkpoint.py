@@ -28,6 +28,7 @@ def names(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
+@pytest.mark.failure("F107")
 def test_latest_and_retention(tmp_path: Path) -> None:
     run_ranks(config(checkpoint__every_steps=2, checkpoint__keep_last=3), tmp_path, 2)
     assert names(tmp_path) == ["latest", "step-00000004", "step-00000006", "step-00000008"]
@@ -63,6 +64,7 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "text"), DAMAGE, ids=[text for _, text in DAMAGE])
+@pytest.mark.failure("F107")
 def test_damaged_checkpoint_is_passed_over(
     trained: Path, tmp_path: Path, damage: Callable[[Path], None], text: str
 ) -> None:
@@ -139,6 +141,8 @@ def kill_in_save_at_8() -> None:
     manifest.write_manifest = write_manifest
 
 
+@pytest.mark.failure("F089")
+@pytest.mark.failure("F107")
 def test_kill_during_a_save_leaves_the_one_before(tmp_path: Path) -> None:
     ranks = start(config(), tmp_path, 2, before=kill_in_save_at_8)
     assert sorted(ranks.wait()) == [-9, 3], ranks.text()

@@ -151,6 +151,9 @@ def test_running_statistics_are_rank_0s(tmp_path: Path, strategy: str, num_ranks
     assert records(killed) == records(whole)
 
 
+@pytest.mark.failure("F082")
+@pytest.mark.failure("F083")
+@pytest.mark.failure("F085")
 def test_stop_signal_saves_and_asks_to_be_run_again(tmp_path: Path) -> None:
     run = config("digits", strategy="ddp", train__max_steps=400, checkpoint__every_steps=1000, model__dropout=0.1)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -167,6 +170,7 @@ def test_stop_signal_saves_and_asks_to_be_run_again(tmp_path: Path) -> None:
     assert records(stopped) == records(whole)
 
 
+@pytest.mark.failure("F082")
 def test_stop_file_stops_all_ranks(tmp_path: Path) -> None:
     run = config("digits", strategy="ddp", train__max_steps=100_000, checkpoint__every_steps=100_000)
     ranks = start(run, tmp_path, 2)

@@ -30,6 +30,8 @@ LONG = {"TEST_STEPS": "2000"}
         ("killzygote:2:4", 137, "node 1 (sim1) lost all its ranks: the fork server ended by SIGKILL"),
     ],
 )
+@pytest.mark.failure("F090")
+@pytest.mark.failure("F096")
 def test_the_cause_is_named_and_all_ranks_go(tmp_path: Path, bad: str, status: int, sentence: str) -> None:
     failed = Launch(tmp_path / "run", TWO, environment=LONG | {"TEST_BAD": bad}).run()
     assert failed.status == status, failed.output
@@ -40,6 +42,7 @@ def test_the_cause_is_named_and_all_ranks_go(tmp_path: Path, bad: str, status: i
     assert failed.seconds < 30
 
 
+@pytest.mark.failure("F096")
 def test_a_killed_rank_takes_all_down_within_five_seconds(tmp_path: Path) -> None:
     times: list[float] = []
 
@@ -67,12 +70,15 @@ def _parent_is_zygote(pid: int) -> bool:
     return "trainpkg.launch.start.zygote" in Path(f"/proc/{parent}/cmdline").read_text()
 
 
+@pytest.mark.failure("F086")
+@pytest.mark.failure("F095")
 def test_grandchildren_of_every_kind_are_gone(tmp_path: Path) -> None:
     environment = LONG | {"TEST_BAD": "error:0:3", "TEST_GRANDCHILDREN": "1"}
     failed = Launch(tmp_path / "run", TWO, environment=environment).run()
     assert failed.status == 1, failed.output
 
 
+@pytest.mark.failure("F086")
 def test_a_rank_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     environment = LONG | {"TEST_BAD": "hang:1:2"}
 
@@ -185,6 +191,8 @@ def test_a_node_that_cannot_open_its_log_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.failure("F086")
+@pytest.mark.failure("F093")
 def test_nothing_outlives_the_launch(tmp_path: Path, signum: int) -> None:
     def end(launch: Launch, process: subprocess.Popen[bytes]) -> None:
         launch.wait_for_line("4 of 4 ranks joined")

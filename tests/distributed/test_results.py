@@ -26,6 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("base", ["digits", "gpt"])
+@pytest.mark.failure("F102")
 def test_evaluation_is_equal_on_one_two_and_three_ranks(trained: dict[str, Path], base: str) -> None:
     found = []
     # 359 images and 375 windows: neither 50 nor 2 or 3 ranks divide them.

@@ -14,7 +14,7 @@ import pytest
 
 from tests.distributed.launching import Launch
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 TWO = {"nodes": 2, "gpus_per_node": 1}
 TRAINER = {"entry": "tests.distributed.trainers:main", "preload": ["torch", "torch._dynamo", "trainpkg.train"]}
 
@@ -27,7 +27,7 @@ def launch(
     sections |= {"logging": {"every_steps": 5, "eval_every_steps": 30}, "model": {"name": "conv", "width": 8}}
     for section, more in (config or {}).items():
         sections[section] = sections.get(section, {}) | more
-    return Launch(folder / "run", TWO | keys, TRAINER, {"TEST_FAULT": fault}, {"config": sections})
+    return Launch(folder / "run", TWO | keys, TRAINER, {"TEST_FAULT": fault}, {"config": sections}, 240.0)
 
 
 def rank_log(launch: Launch, rank: int, generation: int = 0) -> str:
@@ -59,7 +59,7 @@ def test_a_wedged_collective_names_the_rank_that_takes_no_part(tmp_path: Path) -
 def test_a_rank_that_hangs_before_it_joins_is_named(tmp_path: Path) -> None:
     failed = launch(tmp_path, "before_join:1:hang", init_timeout_s=2.0).run()
     assert failed.status == 1, failed.output
-    assert "rank 1 on node 1 (sim1) has said nothing within" in failed.last_line
+    assert "rank 1 on node 1 (sim1) did not join the process group" in failed.last_line
     assert "it is in _hang (distributed/trainers.py:" in failed.last_line
 
 
@@ -139,7 +139,7 @@ def test_a_save_that_a_dead_rank_takes_part_in_is_not_waited_for(tmp_path: Path)
     began = time.monotonic()
     done = launch(tmp_path, "in_save:1:10:kill", max_restarts=1, save_grace_s=500.0).run()
     assert done.status == 0, done.output
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 240
     assert "starts at step 0" in rank_log(done, 0, 1)
     assert not list((done.folder / "checkpoints").glob(".tmp-*"))
 

@@ -89,6 +89,7 @@ def test_unigram_is_the_entropy_where_texts_are_equal() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+@pytest.mark.failure("F102")
 def test_ranks_together_see_the_global_order(world_size: int) -> None:
     order, batch = Order(25, seed=3), 12
     whole = torch.cat([order.indices(step * batch, batch) for step in range(25)])

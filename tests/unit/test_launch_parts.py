@@ -40,6 +40,7 @@ def test_the_node_side_needs_the_standard_library_alone() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.failure("F090")
 def test_srun_is_told_everything() -> None:
     spec = make_spec(2, where="slurm", cpus_per_task=8)
     assert places.srun_command(spec, ["n1", "n2"]) == [

@@ -117,6 +117,9 @@ def test_no_launcher_no_reports(capfd: pytest.CaptureFixture[str]) -> None:
     assert "TRAINPKG_REPORT = /nonexistent/socket" in capfd.readouterr().err
 
 
+@pytest.mark.failure("F077")
+@pytest.mark.failure("F083")
+@pytest.mark.failure("F089")
 def test_signals_set_a_flag_in_this_process_alone(tmp_path: Path) -> None:
     saved = {
         number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
