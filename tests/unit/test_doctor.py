@@ -297,7 +297,7 @@ def test_a_named_device_that_is_not_there(tmp_path: Path, name: str, value: str,
 
 @pytest.mark.parametrize(("index", "verdict"), [("3", OK), ("2", WARN), ("4", BAD), ("9", BAD), ("0", OK)])
 def test_a_gid_index_that_the_chosen_device_lacks(tmp_path: Path, index: str, verdict: str) -> None:
-    wanted = Wanted(env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_GID_INDEX": index})
+    wanted = Wanted(on_node=True, env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_GID_INDEX": index})
     found = fabric.named_hcas(Fake(tmp_path, IB_FILES).machine, wanted)
     row = only(found, f"NCCL_IB_GID_INDEX={index}")
     assert row.verdict == verdict
@@ -315,6 +315,14 @@ def test_a_named_interface_that_is_not_there(tmp_path: Path, name: str, value: s
     row = only(fabric.named_interfaces(Fake(tmp_path, IB_FILES, env={name: value}).machine, NODE))
     assert row.verdict == verdict
     assert verdict == OK or "eth0, ib0, lo" in row.fix
+
+
+def test_a_login_node_may_lack_the_devices_of_compute_nodes(login: Fake) -> None:
+    wanted = Wanted(env={"NCCL_IB_HCA": "mlx5_0", "NCCL_SOCKET_IFNAME": "ib0"})
+    found = [*fabric.named_hcas(login.machine, wanted), *fabric.named_interfaces(login.machine, wanted)]
+    assert [row.verdict for row in found] == [WARN, WARN]
+    (login.machine.root / "bin/sbatch").unlink()  # no Slurm: ranks run here
+    assert fabric.named_hcas(login.machine, wanted)[0].verdict == BAD
 
 
 def test_infiniband_switched_off_though_it_is_there(tmp_path: Path) -> None:

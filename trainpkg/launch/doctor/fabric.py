@@ -73,7 +73,7 @@ def named_interfaces(machine: Machine, wanted: Wanted) -> list[Row]:
         if wanted.world_size > wanted.num_ranks and re.fullmatch(r"=?lo", value):
             wrong = "is loopback, which leads to no other node"
         fix = f"Name one of {', '.join(have)}, or unset it: launch finds the interface that leads to the first node."
-        rows.append(Row(f"{name}={value}", wrong or "is here", BAD if wrong else OK, fix))
+        rows.append(Row(f"{name}={value}", wrong or "is here", _verdict(machine, wanted, wrong), fix))
     return rows
 
 
@@ -91,9 +91,9 @@ def named_hcas(machine: Machine, wanted: Wanted) -> list[Row]:
         ]  # fmt: skip
         fix = f"This machine has {', '.join(names) or 'no InfiniBand device'}: name those, or unset the variable."
         wrong = f"{', '.join(lacking)}: no such device or port" if lacking else "" if chosen else "leaves no device"
-        rows.append(Row(f"NCCL_IB_HCA={value}", wrong or "is here", BAD if wrong else OK, fix))
+        rows.append(Row(f"NCCL_IB_HCA={value}", wrong or "is here", _verdict(machine, wanted, wrong), fix))
     if (value := env.get("NCCL_IB_GID_INDEX")) is not None and not value.startswith("-"):
-        rows.append(_gid_index(machine, value, chosen))
+        rows.append(_gid_index(machine, wanted, value, chosen))
     active = [
         n for (d, p), n in zip(ports, names, strict=True) if "ACTIVE" in machine.read(f"{IB}/{d}/ports/{p}/state")
     ]
@@ -105,7 +105,7 @@ def named_hcas(machine: Machine, wanted: Wanted) -> list[Row]:
     return rows
 
 
-def _gid_index(machine: Machine, value: str, chosen: list[tuple[str, str]]) -> Row:
+def _gid_index(machine: Machine, wanted: Wanted, value: str, chosen: list[tuple[str, str]]) -> Row:
     check = f"NCCL_IB_GID_INDEX={value}"
     if not value.isdigit():
         return Row(check, "is no number", BAD, "Give the index of a GID, as `show_gids` lists them.")
@@ -116,7 +116,8 @@ def _gid_index(machine: Machine, value: str, chosen: list[tuple[str, str]]) -> R
         or "no device here"
     )
     if lacking or not tables:
-        return Row(check, f"not in the GID table of {', '.join(lacking) or 'any device'}", BAD, fix)
+        wrong = f"not in the GID table of {', '.join(lacking) or 'any device'}"
+        return Row(check, wrong, _verdict(machine, wanted, wrong), fix)
     kinds = {gids[int(value)][1] for gids in tables.values()} - {""}
     old = "IB/RoCE v1" in kinds and any(kind == "RoCE v2" for gids in tables.values() for _, kind in gids.values())
     text = f"{', '.join(tables)}: {', '.join(sorted(kinds)) or 'type unknown'}"
@@ -155,6 +156,10 @@ def firewall(machine: Machine, wanted: Wanted) -> Row:
     fix = f"See that TCP ports {FIRST_PORT}-{LAST_PORT} are open between nodes, or name an open range in launch.port."
     loud = [sign for sign in signs if "iptables" not in sign]
     return Row("firewall", ", ".join(signs) or "no sign of one", WARN if loud else OK, fix)
+
+
+def _verdict(machine: Machine, wanted: Wanted, wrong: str) -> str:
+    return OK if not wrong else BAD if machine.runs_ranks(wanted) else WARN
 
 
 def _settings(machine: Machine, wanted: Wanted, names: tuple[str, ...]) -> dict[str, str]:

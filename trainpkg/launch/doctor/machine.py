@@ -129,6 +129,10 @@ class Machine:
     def which(self, program: str) -> str | None:
         return shutil.which(program, path=self.env.get("PATH", os.defpath))
 
+    def runs_ranks(self, wanted: Wanted) -> bool:
+        """Whether ranks run here: on compute nodes, and where there is no Slurm. A login node may lack their devices."""
+        return wanted.on_node or self.which("sbatch") is None
+
 
 @dataclass(frozen=True)
 class Wanted:
