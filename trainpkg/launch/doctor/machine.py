@@ -130,7 +130,7 @@ class Machine:
         return shutil.which(program, path=self.env.get("PATH", os.defpath))
 
     def runs_ranks(self, wanted: Wanted) -> bool:
-        """Whether ranks run here: on compute nodes, and where there is no Slurm. A login node may lack their devices."""
+        """Whether ranks run here: on compute nodes, and where there is no Slurm. Login nodes may lack their devices."""
         return wanted.on_node or self.which("sbatch") is None
 
 
