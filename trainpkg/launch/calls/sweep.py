@@ -52,7 +52,7 @@ def sweep(mark: str, ranks: Collection[int], timeout_s: float = 5.0) -> list[int
 
 
 def keep(parent: int, mark: str) -> None:
-    """Hear of ranks that begin (`+41`) and end (`-41`) on standard input, until `done`; sweep when the parent has ended."""
+    """Hear of ranks that begin (`+41`) and end (`-41`), until `done`; sweep when the parent has ended."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the parent, whose end says all
         signal.signal(signum, signal.SIG_IGN)
     ranks: set[int] = set()
