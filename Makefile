@@ -1,5 +1,6 @@
 # make demo    set up .venv, train two models on two simulated nodes, evaluate, write tables and plots
 # make test    everything that CI runs: lint, unit, distributed, workflow and (as root) a real Slurm
+# make test-long   what takes too long for every change: a hundred random kills
 # make lint    style, types, layers, generated files, sizes
 #
 # PYTHON=python3.12     the Python that .venv is made from (3.11 or newer)
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TEST_PACKAGES := slurmctld slurmd slurm-client munge iproute2 nftables openmpi-bin
 
-.PHONY: demo test lint unit distributed workflow cluster packages clean
+.PHONY: demo test test-long lint unit distributed workflow cluster packages clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.installed
@@ -35,6 +36,9 @@ lint: $(VENV)/test.installed
 
 unit distributed workflow cluster: $(VENV)/test.installed packages
 	$(BIN)/python -m pytest tests/$@
+
+test-long: $(VENV)/test.installed packages
+	$(BIN)/python -m pytest -m long tests
 
 # Root installs the tests' Slurm and MPI; others are told in one line by the tests themselves.
 packages:

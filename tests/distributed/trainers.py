@@ -1,7 +1,6 @@
-"""The real trainer as the launcher's ranks, with one fault from TEST_FAULT = name[:argument...].
+"""The real trainer as the launcher's ranks, with the faults of TEST_FAULT: `name[:argument...]`, one per generation.
 
-What the launcher sees is what it would see of a user's run, process group and all. TEST_FAULT_GENERATIONS (0): where
-the fault strikes.
+What the launcher sees is what it would see of a user's run, process group and all.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +21,13 @@ import trainpkg.train
 from trainpkg.runtime import rank as rank_module
 from trainpkg.runtime.checkpoint import Checkpoints
 
-RANK = int(os.environ.get("RANK", "0"))
-
 
 def main() -> None:
     """Never returns: the trainer's own end."""
-    name, *arguments = os.environ.get("TEST_FAULT", "none").split(":")
-    generations = os.environ.get("TEST_FAULT_GENERATIONS", "0").split(",")
-    if os.environ["TRAINPKG_GENERATION"] in generations:
+    faults = os.environ.get("TEST_FAULT", "none").split()
+    generation = int(os.environ["TRAINPKG_GENERATION"])
+    if generation < len(faults):
+        name, *arguments = faults[generation].split(":")
         FAULTS[name](int(os.environ["RANK"]), *arguments)
     rank_module.main()
 
@@ -44,11 +43,13 @@ def before_join(rank: int, who: str, how: str) -> None:
 
 
 def in_step(rank: int, who: str, when: str, how: str) -> None:
-    """... while a batch is loaded in step `when` + 1."""
+    """... while a batch is loaded in step `when` + 1; `+N`: counted from the first step of this generation."""
     real = trainpkg.train.micro_batches
+    first: list[int] = []
 
     def wrapped(t: Any) -> Any:
-        if rank == int(who) and t.state.step == int(when):
+        first.append(t.state.step)
+        if rank == int(who) and t.state.step - (first[0] if when.startswith("+") else 0) == int(when):
             ENDS[how]()
         return real(t)
 
@@ -66,6 +67,14 @@ def in_save(rank: int, who: str, when: str, how: str) -> None:
         return real(self, waiting)
 
     Checkpoints._write_own = wrapped  # type: ignore[method-assign]
+
+
+def anytime(rank: int, who: str, seconds: str, how: str) -> None:
+    """... so long after the rank's birth, whatever it is at."""
+    if rank == int(who):
+        timer = threading.Timer(float(seconds), ENDS[how])
+        timer.daemon = True
+        timer.start()
 
 
 def slow_publish(rank: int, seconds: str) -> None:
@@ -164,6 +173,6 @@ ENDS: dict[str, Callable[[], Any]] = {
 }
 FAULTS: dict[str, Callable[..., None]] = {
     f.__name__: f
-    for f in (none, before_join, in_step, in_save, slow_publish, slow_write, alone_at_the_end, slow_evaluation,
+    for f in (none, before_join, in_step, in_save, anytime, slow_publish, slow_write, alone_at_the_end, slow_evaluation,
               eat_memory)
 }  # fmt: skip
