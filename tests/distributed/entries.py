@@ -74,6 +74,13 @@ class Bad:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
 
+    def eat(self, report: Report) -> None:
+        """Take memory until somebody ends it; without a limit, not more than the test allows."""
+        kept, most = [], int(os.environ.get("TEST_EAT_MB", "1000"))
+        while len(kept) < most:
+            kept.append(b"\1" * (1 << 20))
+        raise MemoryError(f"Unable to allocate {most} MB")
+
     def killnode(self, report: Report) -> None:
         """SIGKILL the launcher of this node: parent of the fork server."""
         zygote = os.getppid()

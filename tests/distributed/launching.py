@@ -27,6 +27,7 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
     limit_s: float = LIMIT_S
+    prefix: list[str] = field(default_factory=list)  # a program that becomes the launch
     output: str = ""
     status: int | None = None
     seconds: float = 0.0
@@ -47,7 +48,7 @@ class Launch:
         own |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark} | self.environment
         with self.log.open("wb") as file:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.distributed.launched", str(self.out), given],
+                [*self.prefix, sys.executable, "-m", "tests.distributed.launched", str(self.out), given],
                 cwd=ROOT, env=own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 

@@ -106,7 +106,7 @@ def test_an_end_that_was_asked_for_waits_for_a_running_save(tmp_path: Path) -> N
 
     ended = launch(tmp_path, "slow_write:1:3", stop_grace_s=0.2, save_grace_s=30.0).run(interrupt)
     assert ended.status == 130, ended.output
-    assert "a checkpoint is being saved: its ranks have 30 s for it" in ended.output
+    assert "a checkpoint is being saved: its ranks have 30 s" in ended.output
     assert (ended.folder / "checkpoints/step-00000010/manifest.json").exists()
 
 
