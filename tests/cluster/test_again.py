@@ -184,7 +184,7 @@ def test_a_bug_is_trained_once_and_each_later_retry_costs_a_cpu_for_a_moment(lab
 
 @pytest.mark.failure("F079")
 def test_preempted_jobs_go_on() -> None:
-    """With a time of grace nothing is lost; without one the run goes on from its last save. Slurm asks nobody else."""
+    """With a time of grace nothing is lost; without one the run goes on from its last save. Slurm puts both back."""
     partitions = {
         "PartitionName": "urgent Nodes=n[1-2] PriorityTier=10 PreemptMode=off",
         "Partitionname": "graceful Nodes=n[1-2] PriorityTier=1 GraceTime=30",
@@ -210,7 +210,6 @@ def test_preempted_jobs_go_on() -> None:
         assert (first["verdict"], last["verdict"]) == ("again", "finished")
         assert last["step_first"] == first["step_last"] + 1
         first, last = (attempt_of(launches["sudden"].folder, number) for number in (1, 2))
-        assert first["verdict"] in (None, "failed")
-        assert first.get("run_again") is not False
+        assert first.get("run_again") is not False, "whether it could still save depends on who dies first"
         assert last["verdict"] == "finished"
         assert last["step_first"] > 1

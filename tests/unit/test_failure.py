@@ -96,7 +96,12 @@ def test_only_ones_own_doing_at_the_same_step_repeats() -> None:
     first = find_cause([record("exception", 0, 2, type="ValueError", step=5)])
     assert find_cause([record("exception", 9, 2, type="ValueError", step=5)]).repeats(first)
     assert not find_cause([record("exception", 9, 2, type="ValueError", step=6)]).repeats(first)
-    assert not find_cause([record("exception", 9, 1, type="ValueError", step=5)]).repeats(first)
+    assert not find_cause([record("exception", 9, 2, type="KeyError", step=5)]).repeats(first)
+    bug = find_cause([record("exception", 9, 1, type="ValueError", step=5)])
+    assert bug.repeats(first), "all ranks have the bug, and any of them may be the first to say so"
+    assert not find_cause([record("exit", 9, 1, exit_code=7, step=5)]).repeats(
+        find_cause([record("exit", 0, 2, exit_code=7, step=5)])
+    )
     assert not first.repeats(None)
 
 

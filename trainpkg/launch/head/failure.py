@@ -92,13 +92,15 @@ class Failure:
         return dataclasses.asdict(self)
 
     def repeats(self, earlier: Failure | None) -> bool:
-        """Whether this is the earlier failure again: the same rank's own end at the very same step."""
-        return (
-            earlier is not None
-            and self.kind in OWN_DOING
-            and (self.kind, self.rank, self.node, self.step, self.type, self.exit_code, self.signal)
-            == (earlier.kind, earlier.rank, earlier.node, earlier.step, earlier.type, earlier.exit_code, earlier.signal)
-        )
+        """Whether this is the earlier failure again: the same end of the same rank at the very same step.
+
+        An exception may come from another rank: a bug strikes all of them at once, and any may be the first to say so.
+        """
+        if earlier is None or self.kind not in OWN_DOING:
+            return False
+        names = ["kind", "step", "type"]
+        names += [] if self.kind == "exception" else ["rank", "node", "exit_code", "signal"]
+        return all(getattr(self, name) == getattr(earlier, name) for name in names)
 
     @property
     def from_outside(self) -> bool:
