@@ -181,6 +181,8 @@ def test_stop_file_stops_all_ranks(tmp_path: Path) -> None:
     assert "asked for on another rank" in ranks.logs[1].read_text()
 
 
+@pytest.mark.failure("F104")
+@pytest.mark.failure("F105")
 @pytest.mark.parametrize(("strategy", "then"), [("ddp", "fsdp"), ("fsdp", "ddp")])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_saved_on_two_ranks_goes_on_on_one_and_three(
