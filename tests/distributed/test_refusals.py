@@ -54,6 +54,21 @@ def test_a_checkpoint_of_other_data_is_refused(trained: Path, tmp_path: Path) ->
     run_ranks(config(), run_dir, 2, stage="evaluate", attempt=4, before=other_data)
 
 
+def data_of_its_own() -> None:
+    """As nodes have them where each prepared a cache of its own, from another version."""
+    from trainpkg.data import digits
+
+    plain = digits.load
+    digits.load = lambda *arguments: dataclasses.replace(plain(*arguments), digest=f"of-rank-{os.environ['RANK']}")
+
+
+@pytest.mark.failure("F111")
+def test_ranks_whose_nodes_hold_other_data_are_named(tmp_path: Path) -> None:
+    """No rank prepares data for others: each builds them from what is installed, and all compare what they have."""
+    ranks = run_ranks(config(), tmp_path, 2, 2, before=data_of_its_own)
+    check_all_say(ranks, "the data's digest differs between ranks: 'of-rank-0' on rank 0", "'of-rank-1' on rank 1")
+
+
 def forget_data(folder: Path) -> None:
     """As checkpoints were before they said of which data they are."""
     names = list(manifest.read_manifest(folder))
