@@ -18,10 +18,18 @@ from tests.cluster.machine import CHECKOUT
 from tests.cluster.test_launch import TWO, SlurmLaunch
 
 pytestmark = pytest.mark.timeout(240)
+# a program that starts ranks in its own way, here the smallest
+PROGRAM = (
+    "bash -c 'for k in 0 1; do RANK=$(({rank_offset} + k)) LOCAL_RANK=$k WORLD_SIZE={world_size} "
+    "LOCAL_WORLD_SIZE={gpus_per_node} {python} {entry} & done; wait'"
+)
 BACKENDS: dict[str, dict[str, Any]] = {
     "spawn": {},
+    "torchrun": {},
+    "torchrun-static": {},
     "srun": {},
     "mpi": {"mpi": "pmix"},
+    "command": {"command": PROGRAM},
 }
 TASKS = {
     "srun": {"backend": "srun"},
@@ -30,9 +38,9 @@ TASKS = {
 }
 
 
-@pytest.mark.failure("F035")
+@pytest.mark.failure("F043")
 @pytest.mark.failure("F067")
-@pytest.mark.timeout(600)  # most of it imports of torch, one per rank
+@pytest.mark.timeout(900)  # most of it imports of torch, one per rank
 def test_all_backends_train_two_nodes_to_the_same_weights(lab: Lab, shared_dir: Path) -> None:
     """In one job, one after the other, while another step of it holds every CPU and shares none."""
     lines = [f"cd {CHECKOUT}", "srun --exclusive --cpus-per-task=2 sleep 600 &"]
@@ -45,7 +53,7 @@ def test_all_backends_train_two_nodes_to_the_same_weights(lab: Lab, shared_dir: 
         "\n".join([*lines, "exit 0"]), f"--output={shared_dir}/out", "--nodes=2", "--ntasks-per-node=1",
         "--cpus-per-task=2", cwd=shared_dir,
     )  # fmt: skip
-    lab.wait_job(job, timeout=540)
+    lab.wait_job(job, timeout=840)
     output = (shared_dir / "out").read_text()
     first = load_file(shared_dir / "spawn/run/model/model.safetensors")
     for name in BACKENDS:
@@ -58,13 +66,13 @@ def test_all_backends_train_two_nodes_to_the_same_weights(lab: Lab, shared_dir: 
         assert [(node["host"], node["rank_offset"]) for node in plan["nodes"]] == [("n1", 0), ("n2", 2)]
         for rank in range(4):
             log = (run / f"launch/1/0/rank-{rank}.log").read_text()
-            assert f"distributed init (rank {rank} of 4): tcp://{plan['master_addr']}:{plan['master_port']}" in log
+            assert f"distributed init (rank {rank} of 4): tcp://{plan['master_addr']}:" in log
 
 
 @pytest.mark.parametrize("way", TASKS)
-@pytest.mark.failure("F043")
 @pytest.mark.failure("F046")
 @pytest.mark.failure("F049")
+@pytest.mark.failure("F058")
 @pytest.mark.failure("F090")
 def test_ranks_as_tasks_restart_in_place_and_save_on_request(lab: Lab, shared_dir: Path, way: str) -> None:
     """Uneven nodes of a larger job: the killed rank is named, all start again in a new step, a warning saves them."""
@@ -99,6 +107,7 @@ def test_an_mpi_that_slurm_does_not_reach_is_named(lab: Lab, shared_dir: Path) -
     job.nothing_left()
 
 
+@pytest.mark.failure("F035")
 @pytest.mark.failure("F059")
 @pytest.mark.failure("F061")
 @pytest.mark.parametrize(

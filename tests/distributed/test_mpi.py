@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -14,7 +15,8 @@ from tests.distributed import launching, start
 from tests.distributed.launched import make_run
 from tests.distributed.launching import Launch
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
+NO_MPI = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is needed: apt-get install openmpi-bin")
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120), NO_MPI]
 MPI = {"nodes": 2, "gpus_per_node": 2, "backend": "mpi"}
 
 
