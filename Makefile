@@ -33,6 +33,7 @@ lint: $(VENV)/test.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/trainpkg schema
+	$(BIN)/python -m tests.failures
 
 unit distributed workflow cluster: $(VENV)/test.installed packages
 	$(BIN)/python -m pytest tests/$@

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,36 @@ def test_no_pass_of_training_is_larger_than_a_micro_batch(tmp_path: Path) -> Non
     for log in ranks.logs:
         sizes = re.findall(r"batch of (\d+);", log.read_text())
         assert sizes == ["6"] * (1 + 2 * 4), "the pass that warms up, then four a step"
+
+
+def say_what_stays_whole() -> None:
+    """Print, after each pass, how many gradients a rank keeps for all shards instead of its own."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from trainpkg.runtime.parallel import Fsdp
+
+    plain = Fsdp.accumulating
+
+    @contextlib.contextmanager
+    def accumulating(self: Fsdp, last: bool) -> Iterator[None]:
+        with plain(self, last):
+            yield
+        groups = [m._get_fsdp_state()._fsdp_param_group for m in self.module.modules() if isinstance(m, FSDPModule)]
+        whole = [p for group in groups for p in group.fsdp_params if p._unsharded_param.grad is not None]
+        print(f"whole gradients kept: {bool(whole)};", flush=True)
+
+    Fsdp.accumulating = accumulating  # type: ignore[method-assign]
+
+
+@pytest.mark.failure("F110")
+@pytest.mark.parametrize(("each", "kept"), [(True, ["False"] * 2), (False, ["True", "False"])])
+def test_sharded_gradients_are_whole_in_no_micro_batch_unless_asked(
+    tmp_path: Path, each: bool, kept: list[str]
+) -> None:
+    more = {"train__accumulation": 2, "train__max_steps": 2, "fsdp__reduce_every_microbatch": each}
+    ranks = run_ranks(config("gpt", strategy="fsdp", **more), tmp_path, 2, before=say_what_stays_whole)
+    for log in ranks.logs:
+        assert re.findall(r"whole gradients kept: (\w+);", log.read_text())[-4:] == kept * 2
 
 
 def die_at_step_6() -> None:

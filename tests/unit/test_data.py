@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -118,3 +120,27 @@ def test_evaluation_covers_each_sample_once_with_equal_passes(num_samples: int, 
     assert len({len(passes) for passes in ranks}) == 1
     seen = [sample for passes in ranks for first, real in passes for sample in range(first, first + real)]
     assert sorted(seen) == list(range(num_samples))
+
+
+@pytest.mark.failure("F111")
+def test_no_rank_prepares_a_cache_that_others_must_wait_for() -> None:
+    """The kernel of "main process first": nothing is written or fetched, on a shared file system or not."""
+    code = """
+import os, sys
+import torch
+from trainpkg.config import DigitsData, PythonTextData
+from trainpkg.data import digits, python_text
+touched = []
+def hook(event, arguments):
+    if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        touched.append(arguments[0])
+    elif event in ("os.mkdir", "os.rename", "socket.connect"):
+        touched.append((event, arguments))
+sys.dont_write_bytecode = True
+sys.addaudithook(hook)
+digits.load(DigitsData(name="digits"), torch.device("cpu"))
+python_text.load(PythonTextData(name="python_text", max_bytes=100_000), 16, torch.device("cpu"))
+print(touched)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
