@@ -1,4 +1,4 @@
-"""How long from the command to the first training step on all ranks: `launch` beside torchrun, the same trainer in both.
+"""How long from the command to the first training step on all ranks: `launch` beside torchrun, with the same trainer.
 
 `python -m benchmarks.start [--ranks 4] [--rounds 5]` interleaves the two on one machine, prints each round's seconds
 and the medians' ratio. The first step is over on all ranks when its record stands in metrics.jsonl, since rank 0 writes
@@ -89,7 +89,8 @@ def main() -> None:
                 found = measure(commands(project(folder, args.ranks), args.ranks)[name], folder)
             finally:
                 shutil.rmtree(folder)
-            print(f"round {number} {name:9s} all-reduce {found[0]:5.2f} s  step {found[1]:5.2f} s  end {found[2]:5.2f} s")
+            told = f"all-reduce {found[0]:5.2f} s  step {found[1]:5.2f} s  end {found[2]:5.2f} s"
+            print(f"round {number} {name:9s} {told}")
             if number:
                 seconds.setdefault(name, []).append(found)
     for index, what in enumerate(("first all-reduce", "first step", "end")):
