@@ -152,6 +152,19 @@ def test_a_killed_rank_ends_all_processes_on_all_nodes(lab: Lab, shared_dir: Pat
     assert (told["rank"], told["host"], told["signal"]) == (3, "n2", 9)
 
 
+@pytest.mark.failure("F090")
+def test_the_signal_that_killed_the_launcher_of_a_node_is_known(lab: Lab, shared_dir: Path) -> None:
+    job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=2", TEST_STEPS="5000")
+    job.wait_for_line("4 of 4 ranks joined")
+    for node, pid, command in lab.processes("trainpkg node"):
+        if node == "n2" and "srun" not in command:
+            lab.kill(node, pid, signal.SIGKILL)
+    assert job.status() == 137, job.output
+    assert "node 1 (n2) vanished" in job.output
+    assert "srun says: Killed" in job.output
+    job.nothing_left(15)
+
+
 @pytest.mark.failure("F077")
 @pytest.mark.failure("F088")
 def test_a_warning_signal_saves_and_asks_to_be_run_again(lab: Lab, shared_dir: Path) -> None:

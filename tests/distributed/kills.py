@@ -29,7 +29,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "exit0": {"kind": "early_exit", "exit_code": 0},
     "exit7": {"kind": "exit", "exit_code": 7},
 }
-MOMENTS = ("before_join", "in_step", "in_step", "in_save", "anytime")
+MOMENTS = ("at_birth", "before_join", "in_step", "in_step", "in_save", "anytime")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Fault:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What failure.json must say."""
+        """What failure.json must say. Who raises before it can report is known by its log alone."""
+        if (self.moment, self.how) == ("at_birth", "raise"):
+            return {"rank": self.rank, "node": self.rank // RANKS_PER_NODE, "kind": "exit", "exit_code": 1}
         return {"rank": self.rank, "node": self.rank // RANKS_PER_NODE, **EXPECTED[self.how]}
 
 
@@ -73,7 +75,10 @@ class Round:
 
     @property
     def right(self) -> bool:
-        return all(self.told.get(name) == value for name, value in self.fault.told.items())
+        words = ("ValueError", "the loss is nan") if self.fault.how == "raise" else ()
+        return all(self.told.get(name) == value for name, value in self.fault.told.items()) and all(
+            word in self.told["sentence"] for word in words
+        )
 
     def __str__(self) -> str:
         return (

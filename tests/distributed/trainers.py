@@ -36,10 +36,22 @@ def none(rank: int) -> None:
     """Well behaved."""
 
 
-def before_join(rank: int, who: str, how: str) -> None:
-    """Something happens before the rank joins."""
+def at_birth(rank: int, who: str, how: str) -> None:
+    """Something happens before the rank has said a word."""
     if rank == int(who):
         ENDS[how]()
+
+
+def before_join(rank: int, who: str, how: str) -> None:
+    """... when it is about to join the others."""
+    real = rank_module.connect
+
+    def wrapped(ctx: Any) -> None:
+        if rank == int(who):
+            ENDS[how]()
+        real(ctx)
+
+    rank_module.connect = wrapped
 
 
 def in_step(rank: int, who: str, when: str, how: str) -> None:
@@ -128,12 +140,6 @@ def slow_evaluation(rank: int, seconds: str) -> None:
     trainpkg.evaluate.evaluation_passes = wrapped
 
 
-def eat_memory(rank: int, who: str, when: str) -> None:
-    """One rank takes memory until the kernel ends it."""
-    if rank == int(who):
-        in_step(rank, who, when, "eat")
-
-
 def _hang() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("hangs", flush=True)
@@ -172,7 +178,7 @@ ENDS: dict[str, Callable[[], Any]] = {
     "ask": _ask_too_much,
 }
 FAULTS: dict[str, Callable[..., None]] = {
-    f.__name__: f
-    for f in (none, before_join, in_step, in_save, anytime, slow_publish, slow_write, alone_at_the_end, slow_evaluation,
-              eat_memory)
+    fault.__name__: fault
+    for fault in (none, at_birth, before_join, in_step, in_save, anytime, slow_publish, slow_write, alone_at_the_end,
+                  slow_evaluation)
 }  # fmt: skip
