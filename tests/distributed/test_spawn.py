@@ -13,14 +13,19 @@ import pytest
 
 from tests.distributed.launching import ROOT, Launch
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+
+
+def heed_ctrl_c() -> None:
+    """As in a terminal: where these tests run in the background of a script, SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Program(Launch):
     """tests/distributed/spawning.py; `run` asserts that nothing is left."""
 
     def __init__(self, folder: Path, how: str) -> None:
-        super().__init__(folder)
+        super().__init__(folder, limit_s=150.0)
         folder.mkdir()
         self.how = how
 
@@ -29,7 +34,7 @@ class Program(Launch):
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.distributed.spawning", self.how, str(self.folder)],
                 cwd=ROOT, env=dict(os.environ) | {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark},
-                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=heed_ctrl_c,
             )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import pytest
 from trainpkg.errors import UserError
 from trainpkg.launch import network
 from trainpkg.launch.facts import NodeFacts, contradictions
+from trainpkg.launch.head.reception import Endpoint, Reception
 from trainpkg.launch.ranges import RankRange, check_ranges
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.typed import address
@@ -237,3 +238,23 @@ def test_the_lines_to_type() -> None:
     add_arguments(parser)
     args = parser.parse_args(words[4:])
     assert resolve(args, {}).node_rank == 2 and args.secret_file == Path("secret file")
+
+
+def test_missing_nodes_are_named_with_what_to_type(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "config.yaml").write_text("run: r\n")
+    spec = Spec(
+        "train", "r", str(tmp_path), "o", str(tmp_path / "config.yaml"), 1, 4, ["n"] * 4, "typed", str(tmp_path)
+    )
+    with address.hold("127.0.0.1", 0) as listener:
+        lines = [f"line of node {index}" for index in range(4)]
+        reception = Reception(Endpoint(typed(), "127.0.0.1", listener, "s", lines), spec, said.append)
+    reception.remind([0], 0.0)
+    assert said == []  # a moment is given
+    reception.remind([0, 1], 1e9)
+    assert "waiting for node 2, node 3 of 4" in said[0] and said[0].endswith("line of node 2")
+    late = reception.too_late({0: None, 1: None, 2: None}, "node 0 (a), node 1 (b), node 2 (c)")
+    assert "node 3 did not call 10.0.0.1 port 29500 within 600 s" in late and "answered: node 0 (a)" in late
+    # node 0's own launcher is no command to type
+    assert reception.too_late({1: None, 3: None}, "").endswith("line of node 2")
+    assert "see node-0.log" in reception.too_late({1: None, 2: None, 3: None}, "")

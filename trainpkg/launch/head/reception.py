@@ -110,23 +110,26 @@ class Reception:
             return
         self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
         self._next_word_s = now_s + self._pause_s
-        first = self.missing(present)[0]
-        self.say(
-            f"waiting for {self._named(present)} of {self.spec.num_nodes}. On its machine: {self.endpoint.lines[first]}"
-        )
+        self.say(f"waiting for {self._named(present)} of {self.spec.num_nodes}. {self._to_do(present)}")
 
     def too_late(self, present: Mapping[int, Any], answered: str) -> str:
         """The sentence at the deadline."""
-        first = self.missing(present)[0]
         return (
             f"{self._named(present)} did not call {self.endpoint.typed.host} port {self.endpoint.typed.port} within "
-            f"{self.spec.timeouts.start_s:g} s (--start-timeout, launch.start_timeout_s); answered: {answered}. Is the "
-            f"command typed there, and what does it say? {self.endpoint.lines[first]}"
+            f"{self.spec.timeouts.start_s:g} s (--start-timeout, launch.start_timeout_s); answered: {answered}. "
+            f"{self._to_do(present)}"
         )
 
     def missing(self, present: Collection[int]) -> list[int]:
         """Indices of nodes that have not called."""
         return [index for index in range(self.spec.num_nodes) if index not in present]
+
+    def _to_do(self, present: Collection[int]) -> str:
+        """What to type for the first node that is missing; that of node 0 is this very command's child."""
+        others = [index for index in self.missing(present) if index > 0]
+        if not others:
+            return f"It starts on this machine: see node-0.log in {self.spec.generation_dir(0)}"
+        return f"Is it typed on its machine, and what does it say? {self.endpoint.lines[others[0]]}"
 
     def _named(self, present: Collection[int]) -> str:
         missing = self.missing(present)

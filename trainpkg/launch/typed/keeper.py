@@ -30,7 +30,8 @@ def keep(work: Callable[[], int]) -> int:
     if child == 0:
         _work(work, parent)
     for signum in FORWARDED:
-        if signal.getsignal(signum) != signal.SIG_IGN:
+        # ignored by nohup is meant; SIGINT is ignored in every background command of a script, and Ctrl-C ends all
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, lambda number, _frame: _forward(child, number, _frame))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     code, killed_by = processes.ending(os.waitpid(child, 0)[1])
