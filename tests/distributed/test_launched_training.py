@@ -17,15 +17,15 @@ import yaml
 
 from tests.distributed.start import TINY, weights
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 
-def start_launch(folder: Path, out: Path, stage: str, **launch: Any) -> subprocess.Popen[str]:
-    """`trainpkg launch` of the tiny digits run, 400 steps long, in a config of its own below `folder`."""
+def start_launch(folder: Path, out: Path, stage: str, max_steps: int = 400, **launch: Any) -> subprocess.Popen[str]:
+    """`trainpkg launch` of the tiny digits run, in a config of its own below `folder`."""
     recipe = {key: value for key, value in TINY["digits"].items() if key not in ("run", "recipe")}
-    recipe["train"] = {"max_steps": 400, "global_batch": 48}
+    recipe["train"] = {"max_steps": max_steps, "global_batch": 48}
     recipe["checkpoint"] = {"every_steps": 20}
-    recipe["logging"] = {"every_steps": 10, "eval_every_steps": 400}
+    recipe["logging"] = {"every_steps": 10, "eval_every_steps": max_steps}
     recipe["launch"] = {"where": "local", "device": "cpu", "nodes": 2, "gpus_per_node": 1, **launch}
     (folder / "recipes").mkdir(parents=True, exist_ok=True)
     (folder / "recipes" / "tiny.yaml").write_text(yaml.safe_dump(recipe))
@@ -90,3 +90,31 @@ def test_smoke_train_evaluate(tmp_path: Path) -> None:
         assert launch.returncode == 0 and out.exists(), text
         assert "2 of 2 ranks joined in" in text
     assert json.loads((run_dir / "evaluation.json").read_text())["metrics"]["accuracy"] > 0.9
+
+
+TORCHRUN = (
+    "{python} -m torch.distributed.run --nnodes={num_nodes} --nproc-per-node={gpus_per_node} --node-rank={node_rank} "
+    "--rdzv-backend=static --master-addr={master_addr} --master-port={master_port} {entry}"
+)
+
+
+def test_two_nodes_of_two_ranks_come_to_the_same_weights_however_they_start(tmp_path: Path) -> None:
+    """One process group, one loop: who started the ranks makes no difference, to the last bit."""
+    backends: dict[str, dict[str, Any]] = {
+        "spawn": {},
+        "torchrun": {"backend": "torchrun"},
+        "torchrun-static": {"backend": "torchrun-static"},
+        "command": {"backend": "command", "command": TORCHRUN},
+    }
+    found = {}
+    for name, keys in backends.items():
+        run_dir = tmp_path / name / "results" / "runs" / "digits"
+        launch = start_launch(tmp_path / name, run_dir / "train.json", "train", 30, gpus_per_node=2, **keys)
+        text, _ = launch.communicate(timeout=150)
+        assert launch.returncode == 0, f"{name}: {text}"
+        assert "4 of 4 ranks joined in" in text
+        found[name] = weights(run_dir)
+        result = json.loads((run_dir / "train.json").read_text())
+        assert (result["world_size"], result["num_nodes"], result["status"]) == (4, 2, "finished")
+    for name, one in found.items():
+        assert all(torch.equal(one[key], found["spawn"][key]) for key in one), name

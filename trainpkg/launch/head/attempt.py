@@ -138,7 +138,7 @@ def refuse_repetition(folder: Folder, retry: int, life: Life | None = None) -> N
         raise UserError(f"{why}. Mend it and start again", status=DO_NOT_RUN_AGAIN)
 
 
-def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, **more: Any) -> Spec:
+def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, /, **more: Any) -> Spec:
     """The spec of the next attempt. `more` overrides fields (deadline, cpus_per_task, and what tests need)."""
     attempt = (history.attempts(folder.launches) or [0])[-1] + 1
     launch = run.launch

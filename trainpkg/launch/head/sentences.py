@@ -53,7 +53,7 @@ def _what(cause: Record) -> str:
         return f"exited with status {cause.exit_code}{when}, before it had said that it was done"
     if cause.kind == "exit":
         raised = exception_line("\n".join(cause.last_lines))
-        how = f": {raised[:400]}" if raised else f" without a word{said}"
+        how = f": {raised[:400]}" if raised else f"{' without a word' if cause.counts else ''}{said}"
         return f"exited with status {cause.exit_code}{when}{how}{_worker_killed(cause)}"
     if cause.kind == "program":
         how = f"was killed by {signal_name(cause.signal)}" if cause.signal else f"ended with status {cause.exit_code}"

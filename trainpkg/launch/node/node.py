@@ -114,7 +114,7 @@ class Node:
     def _rank_refused(self, why: str) -> None:
         """Some launcher started a rank that the plan does not have here."""
         self.say(f"refused: {why}")
-        self.tell({"type": "start_failed", "generation": self.ranks.generation, "message": why})
+        self.tell({"type": "start_failed", "generation": self.ranks.generation, "message": f"refused a rank: {why}"})
 
     def _stop_requested(self, signum: int) -> None:
         """Pass the request on: the coordinator tells all nodes, so that all ranks stop at the same step."""

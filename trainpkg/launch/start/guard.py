@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,11 +33,15 @@ from trainpkg.launch.start.identity import Identity, identify
 
 ANSWER_TIMEOUT_S = 60.0  # the node's launcher may still be on its way to this generation
 MAX_ANSWER = 16 * 1024 * 1024  # an environment has functions of the shell in it
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# The kernel sends it when the thread that started this process ends: of a whole launcher, or alone. Nobody else does.
+PARENT_GONE = signal.SIGRTMIN + 7
+REPARENTED_S = 0.5  # a launcher's other threads end after the one that started this process
 
 
 def main() -> NoReturn:
     """Never returns: the process ends as its rank does, or with 2 and a sentence."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a launcher may have blocked some for its own threads' sake
     for signum in enter.IGNORED_UNTIL_HANDLED:
         signal.signal(signum, signal.SIG_IGN)
     parser = argparse.ArgumentParser(description="Starts one rank on behalf of a launcher that is not trainpkg's.")
@@ -45,7 +50,7 @@ def main() -> NoReturn:
     args = parser.parse_args()
     parent = os.getppid()
     processes.adopt_orphans()
-    processes.die_with_parent(signal.SIGHUP)  # handled: the rank's own children must go too
+    processes.die_with_parent(PARENT_GONE)  # handled, once there is a rank: its own children must go too
     try:
         if args.spec is None:
             raise UserError("TRAINPKG_SPEC is not set: this program is started through `python -m trainpkg launch`")
@@ -137,7 +142,7 @@ class Guard:
         """(exit code, signal) of the rank, with nothing left of what it started."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for signum in (*FORWARDED, signal.SIGHUP, signal.SIGCHLD):
+        for signum in (*FORWARDED, PARENT_GONE, signal.SIGCHLD):
             signal.signal(signum, lambda *_: None)
         self.pid = self._fork()
         self.tell(event="started", pid=self.pid)
@@ -161,9 +166,11 @@ class Guard:
 
     def _forward(self, numbers: bytes) -> None:
         for number in numbers:
-            # SIGHUP also tells that the parent has died, which is looked at next
-            if number in FORWARDED or (number == signal.SIGHUP and os.getppid() == self.parent):
+            if number in FORWARDED:
                 os.kill(self.pid, number)
+        end = time.monotonic() + (REPARENTED_S if PARENT_GONE in numbers else 0.0)
+        while os.getppid() == self.parent and time.monotonic() < end:
+            time.sleep(0.005)
 
     def _node_speaks(self) -> bool:
         try:
