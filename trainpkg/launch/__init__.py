@@ -18,7 +18,7 @@ head      once per job, in `launch`:
     units        what tells of its end: ranks, or programs            own         a program of the user's as a run
     member       a node at the coordinator's end                      reception   answers nodes that people typed
     step         an srun or mpirun of ours, and what it says          rank_steps  the one whose tasks are the ranks
-    mpi          which way MPI is started here
+    mpi          which way MPI is started here                        step_words  what srun's words tell of ends
 node      once per node, in `node` (the standard library alone):
     command      the subcommand: started by `launch`, or typed        ranks       their reports and ends
     node         starts and watches the ranks of one node
@@ -38,6 +38,7 @@ typed     `node`, typed once per machine where there is no Slurm:
     command      flags and variables, one machine's word              agreement   two machines' words compared
     lead         node 0: `launch` behind HOST:PORT                    join        every other: call, prove, take part
     address      HOST as each machine must find it                    secret      the file that all share
+    keeper       the process that people see keeps the node
 calls     `trainpkg.launch.spawn`: a function as ranks of this machine, from Python:
     spawn        starts, waits, ends                                  function    what another process can be sent
     rank         a started process becomes a rank                     failure     which end is the cause
