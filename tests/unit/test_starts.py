@@ -20,6 +20,7 @@ from trainpkg.launch.head import own, units
 from trainpkg.launch.head.failure import Record, find_cause
 from trainpkg.launch.node.evidence import says_port_taken
 from trainpkg.launch.plan import LaunchPlan, make_plan
+from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start.command import placeholders, program_command
 from trainpkg.launch.start.torchrun import agent_command, order_of_ranks, simulated_address
@@ -57,7 +58,8 @@ def refusal(base: str | None = "digits", **sections: Any) -> str:
 @pytest.mark.failure("F074")
 @pytest.mark.failure("F076")
 def test_torchrun_s_command_line_leaves_nothing_to_its_guesses() -> None:
-    command = agent_command(spec(backend="torchrun"), plan([8, 8, 4, 8]), 2, "10.0.0.3", "/tmp/x")
+    counts = expand_counts("8(x2),4,8", "SLURM_TASKS_PER_NODE")
+    command = agent_command(spec(backend="torchrun"), plan(counts), 2, "10.0.0.3", "/tmp/x")
     options = dict(word.removeprefix("--").split("=", 1) for word in command[3:] if word.startswith("--"))
     assert options["nnodes"] == "4" and options["nproc-per-node"] == "4"
     assert options["rdzv-endpoint"] == "10.0.0.1:20000" and options["local-addr"] == "10.0.0.3"
@@ -82,6 +84,16 @@ def test_no_two_starts_share_a_rendezvous() -> None:
     assert len({name(), name(generation=1), name(attempt=2), name(nonce="other"), name(slurm_job_id="8")}) == 5
 
 
+@pytest.mark.failure("F035")
+@pytest.mark.parametrize("backend", ["torchrun", "torchrun-static"])
+def test_one_node_is_started_as_many_are(backend: str) -> None:
+    alone = make_plan(HOSTS[:1], 8, master_addr="10.0.0.1", master_port=20_000)
+    one = agent_command(spec(backend=backend, num_nodes=1, hosts=HOSTS[:1]), alone, 0, "10.0.0.1", "/tmp/x")
+    many = agent_command(spec(backend=backend), plan(), 0, "10.0.0.1", "/tmp/x")
+    assert [word for word in one if word not in many] == ["--nnodes=1"]
+    assert len(one) == len(many)
+
+
 def test_static_rendezvous_takes_the_order_of_the_plan() -> None:
     command = agent_command(spec(backend="torchrun-static"), plan(), 3, "10.0.0.4", "/tmp/x")
     assert {"--node-rank=3", "--master-addr=10.0.0.1", "--master-port=20000"} <= set(command)
@@ -103,11 +115,10 @@ def test_torchrun_knows_these_options() -> None:
 
 
 @pytest.mark.failure("F010")
-@pytest.mark.failure("F046")
 def test_the_plan_states_c10d_s_own_order_of_nodes() -> None:
     order = order_of_ranks(["10.0.0.9", "10.0.0.10", "10.0.0.11", "10.0.0.8"])
     assert order == [1, 2, 3, 0]  # as text
-    made = plan([1, 2, 3, 4], rank_order=order)
+    made = plan(expand_counts("1,2,3,4", "counts"), rank_order=order)
     assert [node.rank_offset for node in made.nodes] == [9, 0, 2, 5]
     assert [node.index for node in made.nodes] == [0, 1, 2, 3]
     assert made.rank_order == order
@@ -268,8 +279,6 @@ def test_ends_of_programs_are_told_by_their_own_names() -> None:
     assert units.of_program(plan(), 2, ended | {"trouble": "", "pid": 5}, 1.0, 7) is None
 
 
-@pytest.mark.failure("F036")
-@pytest.mark.failure("F035")
 def test_a_taken_port_is_told_from_other_failures() -> None:
     torch = (
         "DistNetworkError: The server socket has failed to listen. port: 20000, code: -98, name: EADDRINUSE, message"

@@ -43,7 +43,7 @@ class Guards:
         return "ranks are started by another launcher"
 
     def start(self, orders: Orders) -> None:
-        self.close()
+        self._hang_up()
         self.orders, self.asked = orders, {}
         asyncio.get_running_loop().create_task(self._notify())
 
@@ -55,8 +55,11 @@ class Guards:
         """Nothing runs beside the ranks."""
 
     def close(self) -> None:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         for writer in self.asked.values():
-            writer.close()  # the guard ends its rank
+            writer.close()  # a guard that still is there ends its rank
 
     @property
     def generation(self) -> int:
