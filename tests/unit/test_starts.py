@@ -16,7 +16,7 @@ from trainpkg import template
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
-from trainpkg.launch.head import own, units
+from trainpkg.launch.head import own, settings, units
 from trainpkg.launch.head.failure import Record, find_cause
 from trainpkg.launch.node.evidence import says_port_taken
 from trainpkg.launch.plan import LaunchPlan, make_plan
@@ -98,6 +98,14 @@ def test_static_rendezvous_takes_the_order_of_the_plan() -> None:
     command = agent_command(spec(backend="torchrun-static"), plan(), 3, "10.0.0.4", "/tmp/x")
     assert {"--node-rank=3", "--master-addr=10.0.0.1", "--master-port=20000"} <= set(command)
     assert "--rdzv-backend=static" in command and "--nnodes=4" in command
+
+
+def test_the_second_port_of_c10d_is_told_where_few_are_open() -> None:
+    nodes = [facts.NodeFacts(index, host, 1, 8, "cuda") for index, host in enumerate(HOSTS)]
+    asked = spec(backend="torchrun", ports=[20_000, 20_010])
+    assert any("c10d opens one more" in text for text in settings.warnings(asked, nodes))
+    for other in (spec(backend="torchrun"), dataclasses.replace(asked, backend="torchrun-static")):
+        assert not any("c10d" in text for text in settings.warnings(other, nodes))
 
 
 def test_torchrun_knows_these_options() -> None:

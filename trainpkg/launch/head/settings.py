@@ -37,6 +37,11 @@ def warnings(spec: Spec, nodes: Sequence[NodeFacts]) -> list[str]:
     """Sentences on what looks wrong but ends nothing."""
     found = [f"{_names(nodes, group)}: {text}" for text, group in _by_remark(nodes)]
     found += _cpus(spec, nodes)
+    if spec.backend == "torchrun" and spec.ports is not None and len(nodes) > 1:
+        found.append(
+            "launch.port says which ports are open between nodes, but torchrun's c10d opens one more, of the kernel's "
+            "choice, on the node of rank 0; launch.backend: torchrun-static needs no other"
+        )
     if spec.preset != "none" and (spec.dist_backend == "gloo" or nodes[0].device == "cpu"):
         found.append(
             f"launch.preset: {spec.preset} has no effect here: its variables are NCCL's, and the ranks use gloo"
