@@ -112,8 +112,17 @@ def test_smoke_proves_every_check(tmp_path: Path, base: str, strategy: str, node
     result = json.loads((tmp_path / "smoke.json").read_text())
     assert result["ok"] and all(row["ok"] for row in result["checks"])
     names = [row["check"] for row in result["checks"]]
-    assert names == ["places", "software", "reduction", "network", "shared directory", "training", "checkpoint"]
-    assert [row["host"] for row in result["checks"][0]["ranks"]] == [
+    assert names == [
+        "nodes",
+        "places",
+        "software",
+        "reduction",
+        "network",
+        "shared directory",
+        "training",
+        "checkpoint",
+    ]
+    assert [row["host"] for row in checks["places"]["ranks"]] == [
         f"sim{i}" for i, n in enumerate(nodes) for _ in range(n)
     ]
     assert (tmp_path / "smoke.txt").read_text().count("ok  ") == len(names)
