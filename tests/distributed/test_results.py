@@ -112,16 +112,9 @@ def test_smoke_proves_every_check(tmp_path: Path, base: str, strategy: str, node
     result = json.loads((tmp_path / "smoke.json").read_text())
     assert result["ok"] and all(row["ok"] for row in result["checks"])
     names = [row["check"] for row in result["checks"]]
-    assert names == [
-        "nodes",
-        "places",
-        "software",
-        "reduction",
-        "network",
-        "shared directory",
-        "training",
-        "checkpoint",
-    ]
+    expected = ["nodes", "places", "software", "reduction", "network", "shared directory", "training", "checkpoint"]
+    assert names == expected
+    checks = {row["check"]: row for row in result["checks"]}
     assert [row["host"] for row in checks["places"]["ranks"]] == [
         f"sim{i}" for i, n in enumerate(nodes) for _ in range(n)
     ]
