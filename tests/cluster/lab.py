@@ -116,7 +116,8 @@ class Lab:
         index = self.nodes.index(node) + 1
         realm = self.realms[node] = Realm(self.realms[CTL])
         self.realms[CTL].script(
-            f"ip link add ve{index} type veth peer name eth0 netns {realm.pid_outside}\n"
+            f"ip link add ve{index} type veth peer name eth0 address {slurm_config.node_mac(index)} "
+            f"netns {realm.pid_outside}\n"
             f"ip link set ve{index} master br0 up"
         )
         realm.script(
@@ -246,6 +247,8 @@ class Lab:
                 self.start_daemon(node)
             self.link_up(node)
         self.wait_jobs_gone(cancel=True)
+        for node in self.nodes:  # sinfo calls a node idle until Slurm has noticed that its daemon is away
+            self.wait_until(lambda node=node: self._daemon_answers(node), f"slurmd of {node} to answer")  # type: ignore[misc]
         if not self._all_idle():
             self.run(["scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume"], check=False)
         self.wait_until(self._all_idle, "all nodes idle")
@@ -269,6 +272,9 @@ class Lab:
 
     def _controller_answers(self) -> bool:
         return self.run(["scontrol", "ping"], check=False).returncode == 0
+
+    def _daemon_answers(self, node: str) -> bool:
+        return self.run(["scontrol", "show", "slurmd", node], node, check=False).returncode == 0
 
     def _start_daemon(self, name: str, realm: str, argv: list[str]) -> None:
         with (self.work_dir / "log" / f"{name}.log").open("a") as log:

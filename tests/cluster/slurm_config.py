@@ -23,6 +23,11 @@ def node_address(index: int) -> str:
     return f"{NETWORK}.{10 + index}" if index else f"{NETWORK}.1"
 
 
+def node_mac(index: int) -> str:
+    """A machine keeps its MAC over a power cut; with a new one its peers would talk to the old for half a minute."""
+    return f"02:00:00:00:00:{index:02x}"
+
+
 def hosts(num_nodes: int) -> str:
     lines = ["127.0.0.1 localhost", "::1 localhost", f"{node_address(0)} ctl"]
     lines += [f"{node_address(index)} n{index}" for index in range(1, num_nodes + 1)]

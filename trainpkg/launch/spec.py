@@ -83,6 +83,7 @@ class Spec:
     mpirun: str = ""  # whose mpirun it is
     mpi_said: str = ""  # what the programs of MPI said when they were asked, for messages
     step_gpus: int = 0  # per node, to be asked of srun: a step of an exclusive job gets none by itself
+    overlap: bool = True  # whether the step of node processes shares what other steps of the job hold
 
     @property
     def tag(self) -> str:

@@ -71,7 +71,8 @@ def srun_command(spec: Spec, job_hosts: list[str]) -> list[str]:
     one_job = [f"--nodes={num}", f"--ntasks={num}", "--ntasks-per-node=1"]
     command = ["srun", *(het.geometry(spec.parts) if spec.het else one_job)]
     command += [f"--cpus-per-task={spec.cpus_per_task}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=60"]
-    command += ["--overlap", "--mpi=none", "--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
+    command += ["--overlap"] if spec.overlap else []
+    command += ["--mpi=none", "--unbuffered", f"--job-name={spec.stage}-{spec.run}"]
     own = site.srun_args_of_nodes(spec.srun_args)
     if spec.step_gpus and not any(word.startswith(("--gres", "--gpus")) for word in own):
         command.append(f"--gres=gpu:{spec.step_gpus}")

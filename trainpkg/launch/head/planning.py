@@ -49,6 +49,9 @@ def plan_attempt(
     }
     if run.launch.gpus_per_node is None and run.launch.device != "cpu":
         more["step_gpus"] = places.gpus_of_exclusive_job(fields, hosts)
+    # Slurm 22.05 refuses an overlapping step ("Insufficient GRES") where a total of GPUs was split unevenly over nodes
+    total_of_gpus = "gpu" in fields.get("TresPerJob", "")
+    more["overlap"] = "SLURM_STEP_ID" in env or run.launch.backend in ("srun", "mpi") or not total_of_gpus
     spec = attempt.make_spec(run, folder, hosts, "slurm", **(more | dict(overrides)))
     return spec, job_hosts, [f"warning: {warning}" for warning in allocation.warnings]
 
