@@ -93,7 +93,10 @@ def test_every_mistake_is_told_once_with_its_place(load: Any) -> None:
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ("launch.nodes=2 train.global_batch=9", "train.global_batch = 9 is no multiple of ranks"),
+        (
+            "launch.nodes=2 train.global_batch=3 train.accumulation=2",
+            "train.global_batch = 3 leaves a rank of 2 only 1 sample",
+        ),
         ("launch.nodes=2 strategy=single", "strategy = 'single' contradicts 2 ranks"),
         ("model.name=gpt", "model.width = 8: unknown key"),
         ("task=language", "model.name = 'conv' cannot do task = 'language'"),

@@ -5,9 +5,11 @@ run, which starts anew) or to its execution (where and how it is computed: may c
 merging them and reporting errors belong to `sheet`; JSON Schema and the key table to `schema`.
 """
 
-from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
+from trainpkg.config.execution import Launch, Slurm, Smoke
 from trainpkg.config.keys import Section, flatten
+from trainpkg.config.optimisation import Ema, Optim
 from trainpkg.config.run import Run, Workflow, disagreements
+from trainpkg.config.training import Checkpoint, Ddp, Evaluate, Fsdp, Logging, Profile
 from trainpkg.config.work import (
     ConvModel,
     Data,
@@ -15,7 +17,6 @@ from trainpkg.config.work import (
     Entry,
     GPTModel,
     Model,
-    Optim,
     PythonTextData,
     Train,
     ViTModel,
@@ -25,7 +26,9 @@ __all__ = [
     "Checkpoint",
     "ConvModel",
     "Data",
+    "Ddp",
     "DigitsData",
+    "Ema",
     "Entry",
     "Evaluate",
     "Fsdp",
@@ -34,6 +37,7 @@ __all__ = [
     "Logging",
     "Model",
     "Optim",
+    "Profile",
     "PythonTextData",
     "Run",
     "Section",

@@ -1,4 +1,4 @@
-"""Sections that say where and how a run is executed: sharding, launching, Slurm, saving, records, rules."""
+"""Sections that say where a run is executed: launching, Slurm, the smoke test."""
 
 from __future__ import annotations
 
@@ -37,15 +37,6 @@ Ports = Annotated[str, AfterValidator(checked_ports)]
 
 
 SIGNAL_EARLY_S = 60.0  # Slurm looks once a minute
-
-
-class Fsdp(Section):
-    """Keys of strategy fsdp (FSDP2 `fully_shard`, per block)."""
-
-    reshard_after_forward: bool = execution(True, "Free gathered weights between forward and backward.")
-    reduce_every_microbatch: bool = execution(
-        True, "Reduce gradients in each micro-batch; false: once per step, keeping whole gradients in memory till then."
-    )
 
 
 class Launch(Section):
@@ -167,28 +158,6 @@ class Slurm(Section):
         if self.signal is None or (limit_s is not None and limit_s < 2 * (self.lead_s() + SIGNAL_EARLY_S)):
             return None
         return self.signal
-
-
-class Checkpoint(Section):
-    """When checkpoints are saved and which are kept."""
-
-    every_steps: int = execution(100, "Steps between checkpoints; the last step always saves.", ge=1)
-    keep_last: int = execution(2, "Newest checkpoints kept.", ge=1)
-    timeout_s: float = execution(3600.0, "For ranks that wait for the slowest one to write its part.", gt=0)
-
-
-class Logging(Section):
-    """What is written to metrics.jsonl, and how often."""
-
-    every_steps: int = execution(10, "Steps between records.", ge=1)
-    eval_every_steps: int = execution(100, "Steps between evaluations during training; the last step always.", ge=1)
-
-
-class Evaluate(Section):
-    """The rule `evaluate`."""
-
-    batch: int = execution(256, "Samples per forward pass and rank.", ge=1)
-    nodes: int | None = execution(None, "Nodes; left out: those of the run.", ge=1)
 
 
 class Smoke(Section):

@@ -8,12 +8,14 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from trainpkg.config import site, starts, submission
-from trainpkg.config.execution import Checkpoint, Evaluate, Fsdp, Launch, Logging, Slurm, Smoke
+from trainpkg.config import features, site, starts, submission
+from trainpkg.config.execution import Launch, Slurm, Smoke
 from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
-from trainpkg.config.work import ConvModel, Data, Entry, Model, Optim, Train, ViTModel
+from trainpkg.config.optimisation import Ema, Optim
+from trainpkg.config.training import Checkpoint, Ddp, Evaluate, Fsdp, Logging, Profile
+from trainpkg.config.work import ConvModel, Data, Entry, Model, Train, ViTModel
 
 
 class Run(Section):
@@ -25,15 +27,23 @@ class Run(Section):
     # Required, unless a program of the user's own is trained: then they are None, whatever their types say.
     task: Literal["images", "language"] = identity(None, "images: classification; language: next-byte prediction.")
     seed: int = identity(0, "Seed of weights, data order and dropout.", ge=0)
-    strategy: Literal["single", "ddp", "fsdp"] | None = execution(None, "Left out: ddp, or single for one rank.")
+    strategy: Annotated[Literal["single", "ddp", "fsdp", "hsdp"] | None, BeforeValidator(features.refuse_pipeline)] = (
+        execution(
+            None, "fsdp: sharded over all ranks; hsdp: over those of a node. Left out: ddp, or single for one rank."
+        )
+    )
+    sequence_parallel: int = execution(1, "Ranks that share each sequence (gpt): divides them and model.heads.", ge=1)
     model: Model = identity(None, "The network.")
     data: Data = identity(None, "The data set.")
     optim: Optim = identity(Optim(), "Optimisation.")
+    ema: Ema | None = identity(None, "Averaged weights.")
     train: Train = identity(None, "Length, batch and precision.")
+    ddp: Ddp = execution(Ddp(), "Data parallel.")
     fsdp: Fsdp = execution(Fsdp(), "Sharding.")
     checkpoint: Checkpoint = execution(Checkpoint(), "Saving.")
     logging: Logging = execution(Logging(), "Records.")
     evaluate: Evaluate = execution(Evaluate(), "Evaluation.")
+    profile: Profile | None = execution(None, "A look at some steps.")
     smoke: Smoke = execution(Smoke(), "Smoke test.")
     launch: Launch = execution(Launch(), "Launching.")
     slurm: Slurm = execution(Slurm(), "Slurm.")
@@ -119,7 +129,7 @@ def disagreements(run: Run) -> list[str]:
     found = [*starts.disagreements(run), *submission.disagreements(run.slurm), *site.disagreements(run.launch)]
     if missing := starts.missing(run):
         return [*found, *missing]
-    return [*found, *(() if run.own_program else _work(run)), *_launch(run)]
+    return [*found, *(() if run.own_program else [*_work(run), *features.disagreements(run)]), *_launch(run)]
 
 
 def _work(run: Run) -> list[str]:
@@ -134,14 +144,6 @@ def _work(run: Run) -> list[str]:
         found.append(f"model.heads = {run.model.heads} does not divide model.dim = {run.model.dim}")
     if isinstance(run.model, ViTModel) and 8 % run.model.patch:
         found.append(f"model.patch = {run.model.patch} does not divide the images' side of 8 pixels")
-    ranks = run.num_ranks
-    if ranks is not None and run.train.global_batch % (ranks * run.train.accumulation):
-        found.append(
-            f"train.global_batch = {run.train.global_batch} is no multiple of "
-            f"ranks x train.accumulation = {ranks} x {run.train.accumulation}"
-        )
-    if run.strategy == "single" and (ranks or 1) > 1:
-        found.append(f"strategy = 'single' contradicts {ranks} ranks (launch.nodes x launch.gpus_per_node); use ddp")
     return found
 
 

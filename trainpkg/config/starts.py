@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from trainpkg.config.run import Run
 
 OPTIONAL = ("entry", "task", "model", "data", "train")  # keys of a run that may be absent
+# what a program of the user's own takes the place of
 OURS = (
     "task",
     "model",
     "data",
     "optim",
+    "ema",
     "train",
     "strategy",
+    "sequence_parallel",
+    "ddp",
+    "fsdp",
+    "profile",
     "seed",
-)  # what a program of the user's own takes the place of
+)
 MAX_C10D_NODES = 8192  # each node is told the order of all of them in one bounded line
 CHOSEN_BY_C10D = ("master_addr", "master_port", "dist_url")
 

@@ -1,4 +1,4 @@
-"""Sections that say what is computed: model, data, optimisation, length and precision."""
+"""Sections that say what is computed: model, data, length and precision."""
 
 from __future__ import annotations
 
@@ -39,14 +39,21 @@ class GPTModel(Section):
     dropout: float = identity(0.0, "Dropout in attention and MLP.", ge=0, lt=1)
 
 
-class DigitsData(Section):
+class Loading(Section):
+    """What all data sets have."""
+
+    workers: int = execution(0, "Processes per rank that prepare batches ahead; 0: the rank itself.", ge=0)
+
+
+class DigitsData(Loading):
     """The 1,797 handwritten digits (8 x 8 pixels) that ship with scikit-learn."""
 
     name: Literal["digits"]
+    shift: int = identity(0, "Pixels that training images are moved by at most, anew in each epoch.", ge=0, le=3)
     test_fraction: float = identity(0.2, "Share of the images held out for evaluation.", gt=0, lt=1)
 
 
-class PythonTextData(Section):
+class PythonTextData(Loading):
     """The source text of Python's standard library on this machine, as bytes."""
 
     name: Literal["python_text"]
@@ -56,20 +63,6 @@ class PythonTextData(Section):
 
 Model = Annotated[ConvModel | ViTModel | GPTModel, Field(discriminator="name")]
 Data = Annotated[DigitsData | PythonTextData, Field(discriminator="name")]
-
-
-class Optim(Section):
-    """Optimiser and learning-rate schedule."""
-
-    name: Literal["adamw"] = identity("adamw", "Optimiser.")
-    lr: float = identity(1e-3, "Peak learning rate; never scaled by the number of nodes.", gt=0)
-    min_lr_ratio: float = identity(0.1, "Last learning rate as a share of the peak.", ge=0, le=1)
-    weight_decay: float = identity(0.01, "Decoupled weight decay, on matrices only.", ge=0)
-    beta1: float = identity(0.9, "Decay of the first moment.", ge=0, lt=1)
-    beta2: float = identity(0.95, "Decay of the second moment.", ge=0, lt=1)
-    warmup_steps: int = identity(20, "Steps of linear warm-up.", ge=0)
-    schedule: Literal["cosine", "constant"] = identity("cosine", "Learning rate after the warm-up.")
-    clip_norm: float | None = identity(1.0, "Largest global gradient norm; null: no clipping.", gt=0)
 
 
 class Entry(Section):
@@ -88,4 +81,12 @@ class Train(Section):
     max_steps: int = identity(..., "Optimiser steps of the whole run.", ge=1)
     global_batch: int = identity(..., "Samples per optimiser step over all ranks.", ge=1)
     accumulation: int = execution(1, "Micro-batches per step and rank; divides memory, not the result.", ge=1)
-    precision: Literal["fp32", "bf16"] = identity("fp32", "bf16: forward and backward in bfloat16, weights in fp32.")
+    precision: Literal["fp32", "bf16", "fp16"] = identity(
+        "fp32", "bf16, fp16: forward and backward in it, weights in fp32; fp16 with a gradient scaler."
+    )
+    nonfinite: Literal["stop", "skip", "ignore"] = identity(
+        "stop", "What a step whose gradients hold NaN or infinity does: end the run, leave the weights alone, go on."
+    )
+    activation_checkpointing: bool = execution(False, "Compute each block's activations again in backward.")
+    compile: bool = execution(False, "torch.compile, block by block.")
+    init_from: str | None = identity(None, "Path of a checkpoint or a model folder whose weights the run begins with.")
