@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainpkg.config import DigitsData, PythonTextData
 from trainpkg.data import digits, python_text
-from trainpkg.data.order import Order, evaluation_passes, slice_of_rank
+from trainpkg.data.order import Order, evaluation_passes, micro_batch_sizes, slice_of_rank
 from trainpkg.errors import UserError
 
 CPU = torch.device("cpu")
@@ -105,6 +107,23 @@ def test_ranks_together_see_the_global_order(world_size: int) -> None:
         assert sorted(whole[epoch * 25 : (epoch + 1) * 25].tolist()) == list(range(25))
     assert not torch.equal(whole[:25], whole[25:50]), "another order in each epoch"
     assert not torch.equal(Order(25, seed=4).indices(0, 25), whole[:25])
+
+
+@given(st.integers(0, 10**12), st.integers(1, 10**7), st.integers(1, 600))
+def test_shares_cover_the_global_batch_in_order(position: int, global_batch: int, world_size: int) -> None:
+    shares = [slice_of_rank(position, global_batch, rank, world_size) for rank in range(world_size)]
+    ends = [first + count for first, count in shares]
+    assert [first for first, _ in shares] == [position, *ends[:-1]]
+    assert ends[-1] == position + global_batch
+    counts = {count for _, count in shares}
+    assert max(counts) - min(counts) <= 1, "a rank of another size would make all others wait"
+
+
+@given(st.integers(1, 10**6), st.integers(1, 300))
+def test_micro_batches_cover_a_share_short_ones_last(share: int, count: int) -> None:
+    sizes = micro_batch_sizes(share, count)
+    assert len(sizes) == count and sum(sizes) == share
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
 
 
 def test_order_from_the_middle_is_the_order() -> None:

@@ -41,9 +41,18 @@ class Order:
 
 
 def slice_of_rank(position: int, global_batch: int, rank: int, world_size: int) -> tuple[int, int]:
-    """(first position, count) of a rank's part of the global batch that starts at `position`."""
-    share = global_batch // world_size
-    return position + rank * share, share
+    """(first position, count) of a rank's part of the global batch that starts at `position`.
+
+    The parts of all ranks cover the batch without a gap, in rank order, and their sizes differ by one at most.
+    """
+    first, end = rank * global_batch // world_size, (rank + 1) * global_batch // world_size
+    return position + first, end - first
+
+
+def micro_batch_sizes(share: int, count: int) -> list[int]:
+    """Sizes of the `count` consecutive micro-batches of a `share` of samples: equal but for one, short ones last."""
+    size, num_longer = divmod(share, count)
+    return [size + (i < num_longer) for i in range(count)]
 
 
 def evaluation_passes(num_samples: int, batch: int, rank: int, world_size: int) -> list[tuple[int, int]]:
