@@ -22,13 +22,15 @@ from trainpkg import data, models, tasks
 from trainpkg.config import Run
 from trainpkg.data.order import Order, slice_of_rank
 from trainpkg.errors import UserError
-from trainpkg.runtime import checks, manifest, optim
+from trainpkg.runtime import checks, manifest
 from trainpkg.runtime.checkpoint import Checkpoints
 from trainpkg.runtime.checks import Outcome
 from trainpkg.runtime.distributed import RankContext, all_sum, gather_rows
-from trainpkg.runtime.parallel import Single, local, spread
+from trainpkg.runtime.mesh import local
+from trainpkg.runtime.parallel import Single, spread
 from trainpkg.runtime.seeding import mix, seed_all
 from trainpkg.runtime.state import RunningLoss, TrainState
+from trainpkg.runtime.update import Update
 
 NUM_STEPS = 8
 
@@ -40,7 +42,7 @@ class Smoke:
     ctx: RankContext
     run: Run
     launch_dir: Path
-    trained: tuple[Single, torch.optim.Optimizer] | None = None
+    trained: tuple[Single, Update] | None = None
 
 
 def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
@@ -117,26 +119,25 @@ def training(smoke: Smoke) -> Outcome:
     """A few steps of the run's own strategy, model and precision on one batch; its loss must fall."""
     ctx, run = smoke.ctx, smoke.run
     splits, task = data.build(run, ctx.device), tasks.build(run)
-    strategy, optimizer = _fresh(smoke)
+    strategy, update = _fresh(smoke)
     batch_size = max(1, min(run.train.global_batch // ctx.world_size, 8))
     first, count = slice_of_rank(0, batch_size * ctx.world_size, ctx.rank, ctx.world_size)
     batch = splits.train.batch(Order(splits.train.num_samples, run.seed).indices(first, count))
     strategy.warm_up(task.loss, batch)
     losses = []
     for step in range(NUM_STEPS):
+        update.begin(step)
         with strategy.accumulating(True):
             with strategy.autocast():
                 loss = task.loss(strategy.model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-        strategy.clip(1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            update.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        update.step(step + 1, loss)
         losses.append(all_sum(ctx, loss.detach().double()).item() / ctx.world_size)
         ctx.reporter.step(step + 1, NUM_STEPS)
     falls = statistics.mean(losses[-2:]) < losses[0]
     text = f"{strategy.name}: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {NUM_STEPS} steps"
     problem = None if falls else f"the loss of one repeated batch does not fall: {[round(x, 4) for x in losses]}"
-    smoke.trained = strategy, optimizer
+    smoke.trained = strategy, update
     return Outcome(problem, text, {"losses": losses, "data_digest": splits.digest})
 
 
@@ -144,15 +145,15 @@ def checkpoint(smoke: Smoke) -> Outcome:
     """Save what was trained, load it into a fresh model, compare every weight and moment."""
     ctx, run, folder = smoke.ctx, smoke.run, smoke.launch_dir / f"checkpoint-{smoke.ctx.generation}"
     assert smoke.trained is not None, "training comes first"
-    strategy, optimizer = smoke.trained
+    strategy, update = smoke.trained
     state = TrainState(step=NUM_STEPS)
     began = time.monotonic()
-    Checkpoints(ctx, folder, run, strategy, optimizer, state, RunningLoss(ctx.device)).save(NUM_STEPS)
+    Checkpoints(ctx, folder, run, strategy, update, state, RunningLoss(ctx.device)).save(NUM_STEPS)
     save_s = time.monotonic() - began
-    again, optimizer_again = _fresh(smoke)
-    found = Checkpoints(ctx, folder, run, again, optimizer_again, TrainState(), RunningLoss(ctx.device)).load_latest()
+    again, update_again = _fresh(smoke)
+    found = Checkpoints(ctx, folder, run, again, update_again, TrainState(), RunningLoss(ctx.device)).load_latest()
     load_s = time.monotonic() - began - save_s
-    pairs = zip(_tensors(strategy, optimizer), _tensors(again, optimizer_again), strict=True)
+    pairs = zip(_tensors(strategy, update), _tensors(again, update_again), strict=True)
     num_wrong = sum(not torch.equal(one, other) for one, other in pairs)
     wrong = {rank: int(row[0]) for rank, row in enumerate(gather_rows(ctx, [num_wrong])) if row[0]}
     if ctx.is_main:
@@ -163,18 +164,16 @@ def checkpoint(smoke: Smoke) -> Outcome:
     )
 
 
-def _fresh(smoke: Smoke) -> tuple[Single, torch.optim.Optimizer]:
+def _fresh(smoke: Smoke) -> tuple[Single, Update]:
     """The run's model and strategy, at a learning rate and without the dropout that could hide a falling loss."""
     seed_all(mix("weights", smoke.run.seed))
     strategy = spread(smoke.ctx, smoke.run, models.build(smoke.run.model.model_copy(update={"dropout": 0.0})))
-    config = smoke.run.optim.model_copy(update={"lr": 1e-3})
-    return strategy, optim.build(config, strategy.module)
+    optim = smoke.run.optim.model_copy(update={"lr": 1e-3, "lr_scaling": "none", "base_batch": None})
+    run = smoke.run.model_copy(update={"optim": optim})
+    return strategy, Update(run, strategy)
 
 
-def _tensors(strategy: Single, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """This rank's part of weights and moments."""
-    found = []
-    for parameter in strategy.module.parameters():
-        state = optimizer.state[parameter]
-        found += [local(parameter.detach()), local(state["exp_avg"]), local(state["exp_avg_sq"])]
-    return found
+def _tensors(strategy: Single, update: Update) -> list[Tensor]:
+    """This rank's part of weights and of what the optimizers keep."""
+    kept = [value for optimizer in update.optimizers for state in optimizer.state.values() for value in state.values()]
+    return [local(tensor.detach()) for tensor in (*strategy.module.parameters(), *kept)]

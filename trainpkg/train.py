@@ -7,29 +7,27 @@ samples come when (`data.order`). Here: the order in which these things happen.
 from __future__ import annotations
 
 import json
-import platform
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from trainpkg import __version__, data, export, models, tasks
+from trainpkg import data, export, models, result, tasks
 from trainpkg.config import Run
-from trainpkg.data.order import Order, slice_of_rank
+from trainpkg.data.order import Order, micro_batch_sizes, slice_of_rank
 from trainpkg.errors import UserError
 from trainpkg.evaluate import evaluate
-from trainpkg.runtime import manifest, metrics, optim
+from trainpkg.runtime import manifest, metrics
 from trainpkg.runtime.checkpoint import Checkpoints
 from trainpkg.runtime.distributed import RankContext, StopPoll, gather_objects, gather_rows, require_equal
 from trainpkg.runtime.parallel import Single, spread
 from trainpkg.runtime.seeding import mix, seed_all
 from trainpkg.runtime.signals import Cadence
 from trainpkg.runtime.state import RunningLoss, TrainState
+from trainpkg.runtime.update import NoAverage, Update
 
 
 @dataclass
@@ -42,7 +40,7 @@ class Training:
     splits: data.Splits
     order: Order
     strategy: Single
-    optimizer: torch.optim.Optimizer
+    update: Update
     state: TrainState
     loss: RunningLoss
     checkpoints: Checkpoints
@@ -69,12 +67,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
 
 def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     """Build every part, equal on all ranks; collective. UserError where batch and ranks do not fit."""
-    train = run.train
-    if train.global_batch % (ctx.world_size * train.accumulation):
-        raise UserError(
-            f"train.global_batch = {train.global_batch} is no multiple of ranks x train.accumulation = "
-            f"{ctx.world_size} x {train.accumulation}"
-        )
+    require_samples(run, ctx.world_size)
     splits, task = data.build(run, ctx.device), tasks.build(run)
     require_equal(ctx, "the run's fingerprint", run.fingerprint())
     require_equal(ctx, "the data's digest", splits.digest)
@@ -82,20 +75,30 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     module = models.build(run.model)
     num_parameters = sum(p.numel() for p in module.parameters())
     strategy = spread(ctx, run, module)
-    optimizer = optim.build(run.optim, strategy.module)
+    update = Update(run, strategy)
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
     order = Order(splits.train.num_samples, run.seed)
     # A micro-batch, as the loop's: all that accumulation keeps apart would not fit into memory at once.
-    micro_batch = train.global_batch // (ctx.world_size * train.accumulation)
+    micro_batch = -(-run.train.global_batch // (ctx.world_size * run.train.accumulation))
     strategy.warm_up(task.loss, splits.train.batch(order.indices(0, micro_batch)))
     state, loss = TrainState(), RunningLoss(ctx.device)
-    checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, optimizer, state, loss, splits.digest)
+    checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, update, state, loss, splits.digest)
     checkpoints.clear_interrupted()
     return Training(
-        ctx, run, task, splits, order, strategy, optimizer, state, loss, checkpoints,
-        metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, train.max_steps),
+        ctx, run, task, splits, order, strategy, update, state, loss, checkpoints,
+        metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, run.train.max_steps),
         metrics.Meter(ctx.device), Cadence(), num_parameters,
     )  # fmt: skip
+
+
+def require_samples(run: Run, world_size: int) -> None:
+    """UserError where a rank would have no sample in a micro-batch."""
+    batch, count = run.train.global_batch, run.train.accumulation
+    if batch // world_size < count:
+        raise UserError(
+            f"train.global_batch = {batch} leaves a rank of {world_size} only {batch // world_size} sample(s), too few "
+            f"for train.accumulation = {count} micro-batches"
+        )
 
 
 def loop(t: Training) -> str:
@@ -112,17 +115,16 @@ def loop(t: Training) -> str:
     t.ctx.reporter.busy("first step")  # may compile for long
     while state.step < max_steps:
         t.meter.begin()
-        lr = optim.learning_rate(run.optim, state.step, max_steps)
-        optim.set_learning_rate(t.optimizer, lr)
+        t.update.begin(state.step)
         for last, num_samples, batch in micro_batches(t):
             with t.strategy.accumulating(last):
                 with t.strategy.autocast():
                     loss = t.task.loss(t.strategy.model, batch)
-                (loss / run.train.accumulation).backward()  # type: ignore[no-untyped-call]
+                # Ranks are averaged, each with as much weight as it has samples of the global batch.
+                share = num_samples * t.ctx.world_size / run.train.global_batch
+                t.update.scaled(loss * share).backward()  # type: ignore[no-untyped-call]
             t.loss.add(loss, num_samples)
-        grad_norm = t.strategy.clip(run.optim.clip_norm)
-        t.optimizer.step()
-        t.optimizer.zero_grad(set_to_none=True)
+        grad_norm = t.update.step(state.step + 1, loss)
         state.advance(run.train.global_batch, t.splits.train.tokens_per_sample)
         is_last = state.step >= max_steps
         records = is_last or state.step % run.logging.every_steps == 0
@@ -134,7 +136,7 @@ def loop(t: Training) -> str:
         stops = False
         tick()  # before the record of this step is written, and again before each that takes its time from the state
         if meets:
-            stops = meet(t, lr, grad_norm, records)
+            stops = meet(t, grad_norm, records)
         tick()
         state.evaluation_due = is_last or state.step % run.logging.eval_every_steps == 0
         if state.evaluation_due and not stops:
@@ -150,17 +152,17 @@ def loop(t: Training) -> str:
 
 def micro_batches(t: Training) -> Iterator[tuple[bool, int, Any]]:
     """(is the last, number of samples, batch) of this rank's micro-batches of the next step."""
-    count = t.run.train.accumulation
     first, share = slice_of_rank(t.state.samples, t.run.train.global_batch, t.ctx.rank, t.ctx.world_size)
-    size = share // count
-    for i in range(count):
+    sizes = micro_batch_sizes(share, t.run.train.accumulation)
+    for i, size in enumerate(sizes):
         asked = time.perf_counter()
-        batch = t.splits.train.batch(t.order.indices(first + i * size, size))
+        batch = t.splits.train.batch(t.order.indices(first, size))
         t.meter.data(asked)
-        yield i == count - 1, size, batch
+        yield i == len(sizes) - 1, size, batch
+        first += size
 
 
-def meet(t: Training, lr: float, grad_norm: Tensor, records: bool) -> bool:
+def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:
     """All ranks exchange one row: who wants to stop, loss sums, times, memory. Returns whether all stop.
 
     The only place in the loop, besides evaluating and saving, that waits for the device.
@@ -174,9 +176,12 @@ def meet(t: Training, lr: float, grad_norm: Tensor, records: bool) -> bool:
         step_s,
         meter.data_s,
         metrics.memory_mb(t.ctx.device),
+        t.update.first_bad(),
     ]
     rows = gather_rows(t.ctx, own)
-    stops, totals, counts, steps_s, data_s, memories = zip(*rows, strict=True)
+    stops, totals, counts, steps_s, data_s, memories, bad_steps = zip(*rows, strict=True)
+    if any(bad_steps):
+        raise t.update.refuse(int(min(filter(None, bad_steps))))
     t.cadence.met(state.step, max(steps_s))
     if records:
         state.last_loss = sum(totals) / sum(counts)
@@ -188,7 +193,7 @@ def meet(t: Training, lr: float, grad_norm: Tensor, records: bool) -> bool:
             "tokens": state.tokens if tokens else None,
             "time_s": state.time_s,
             "loss": state.last_loss,
-            "lr": lr,
+            "lr": t.update.lr,
             "grad_norm": grad_norm.item(),
             "samples_per_second": rate,
             "tokens_per_second": rate * tokens if tokens else None,
@@ -196,6 +201,7 @@ def meet(t: Training, lr: float, grad_norm: Tensor, records: bool) -> bool:
             "data_time_s": max(data_s) / meter.num_steps,
             "memory_mb": max(memories),
             "epoch": state.samples / t.splits.train.num_samples,
+            **t.update.record(),
         }
         t.records.write("train", **record)
         t.progress.show(state.step, record)
@@ -206,7 +212,9 @@ def meet(t: Training, lr: float, grad_norm: Tensor, records: bool) -> bool:
 
 def evaluate_now(t: Training) -> bool:
     """Evaluate the held-out samples, record it, keep the best. False where a stop was asked for meanwhile."""
-    sums = evaluate(t.ctx, t.strategy, t.task, t.splits, t.run.evaluate.batch, StopPoll(t.ctx))
+    average = t.update.average if t.run.evaluate.weights != "raw" else NoAverage()
+    with average.swapped():
+        sums = evaluate(t.ctx, t.strategy, t.task, t.splits, t.run.evaluate.batch, StopPoll(t.ctx))
     if sums is None:
         return False
     found = t.task.metrics(sums, t.splits.facts)
@@ -224,55 +232,8 @@ def finish(t: Training, run_dir: Path, out: Path, started: float) -> None:
     if not t.ctx.is_main:
         return
     with t.ctx.reporter.phase("result"):  # the others wait at the end
-        result, _ = metrics.strict(summary(t, nodes, started))
-        text = json.dumps(result, indent=1) + "\n"
+        content, _ = metrics.strict(result.summary(t, nodes, started))
+        text = json.dumps(content, indent=1) + "\n"
         # Snakemake deletes a rule's outputs before it runs the rule again; launch restores train.json from this copy.
         manifest.replace_synced(run_dir / "finished.json", text)
         manifest.replace_synced(out, text)
-
-
-def summary(t: Training, nodes: list[tuple[int, str]], started: float) -> dict[str, Any]:
-    """The content of train.json. `nodes`: (node rank, host) of each rank."""
-    run, state, ctx = t.run, t.state, t.ctx
-    lines = [record for record in metrics.read_records(t.records.path) if record.get("kind") == "train"]
-    newest = max(((line["attempt"], line["generation"]) for line in lines), default=None)
-    # others may have run on another number of ranks
-    lines = [line for line in lines if (line["attempt"], line["generation"]) == newest]
-
-    def median(key: str) -> float | None:
-        values = [record[key] for record in lines if record.get(key) is not None]
-        return statistics.median(values) if values else None
-
-    hosts = dict(nodes)
-    return {
-        "run": run.run,
-        "recipe": run.recipe,
-        "fingerprint": run.fingerprint(),
-        "data_digest": t.splits.digest,
-        "status": "finished",
-        "attempt": ctx.attempt,
-        "generation": ctx.generation,
-        "world_size": ctx.world_size,
-        "num_nodes": len(hosts),
-        "gpus_per_node": [sum(node == index for node, _ in nodes) for index in sorted(hosts)],
-        "strategy": t.strategy.name,
-        "device": ctx.device.type,
-        "backend": ctx.backend,
-        "steps": state.step,
-        "samples": state.samples,
-        "tokens": state.tokens or None,
-        "time_s": state.time_s,
-        "train_time_s": state.train_time_s,
-        "num_parameters": t.num_parameters,
-        "final": {"train_loss": state.last_loss, **state.last_eval.get("metrics", {})},
-        "best": state.best,
-        "samples_per_second": median("samples_per_second"),
-        "tokens_per_second": median("tokens_per_second"),
-        "memory_mb": max((record["memory_mb"] for record in lines), default=None),
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "trainpkg": __version__,
-        "hosts": [hosts[index] for index in sorted(hosts)],
-        "started": started,
-        "ended": time.time(),
-    }

@@ -32,6 +32,7 @@ from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_o
 from trainpkg.runtime.parallel import Single
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
 from trainpkg.runtime.state import RunningLoss, TrainState
+from trainpkg.runtime.update import Update
 
 FORMAT = 1
 _STEP = re.compile(r"step-(\d{8,})")
@@ -39,7 +40,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, of what the other arguments hold. `optimizer` None: for loading weights only."""
+    """The checkpoints in `folder`, of what the other arguments hold. `update` None: for loading weights only."""
 
     def __init__(
         self,
@@ -47,14 +48,14 @@ class Checkpoints:
         folder: Path,
         run: Run,
         strategy: Single,
-        optimizer: torch.optim.Optimizer | None,
+        update: Update | None,
         state: TrainState,
         loss: RunningLoss,
         data_digest: str | None = None,
     ) -> None:
         self.data_digest = data_digest  # None: data play no part, and none are compared
         self.ctx, self.folder, self.run, self.strategy = ctx, folder, run, strategy
-        self.optimizer, self.state, self.loss = optimizer, state, loss
+        self.update, self.state, self.loss = update, state, loss
         self._damaged: set[str] = set()  # rank 0's knowledge
         self.passed_over: list[str] = []  # names of damaged ones newer than what was loaded, newest first, on all ranks
         self._saved_step: int | None = None
@@ -125,11 +126,11 @@ class Checkpoints:
         """This rank's files in `waiting`, described, or what went wrong."""
         self.strategy.broadcast_buffers()
         own = f"rank-{self.ctx.rank:05d}.json"
-        optimizer = self.optimizer
-        assert optimizer is not None, "weights alone are not a checkpoint"
+        update = self.update
+        assert update is not None, "weights alone are not a checkpoint"
 
         def write() -> manifest.Files:
-            tensors.save(waiting, self.strategy.module, optimizer)
+            tensors.save(waiting, self.strategy.module, update.optimizers)
             content = {"rng": rng_state(self.ctx.device), "loss": self.loss.as_dict()}
             manifest.write_synced(waiting / own, json.dumps(content))
             return manifest.describe(waiting, [own, *tensors.files_of_rank(waiting, self.ctx.rank)])
@@ -223,11 +224,11 @@ class Checkpoints:
     def _load(self, name: str) -> None:
         root = self.folder / name
         facts = read_facts(root, self.run, self.data_digest)
-        tensors.load(root, self.strategy.module, self.optimizer)
+        tensors.load(root, self.strategy.module, self.update.optimizers if self.update else None)
         for field in dataclasses.fields(self.state):
             setattr(self.state, field.name, facts.get(field.name, getattr(self.state, field.name)))
         self._saved_step = self.state.step
-        if self.optimizer is not None:
+        if self.update is not None:
             self._load_own(root, facts)
 
     def _load_own(self, root: Path, facts: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
@@ -168,7 +168,8 @@ def connect(ctx: RankContext, store: Store | None = None) -> RankContext:
 
 def limit_collectives(seconds: float) -> None:
     """For how long any later collective operation of all ranks may wait."""
-    _set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)
+    for group in list(_world.pg_map):  # those of a mesh as well
+        _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 @contextlib.contextmanager

@@ -1,45 +1,47 @@
-"""How a model is spread over the ranks: single, ddp, fsdp. Wraps a model from outside; models know nothing of it.
+"""How a model is spread over the ranks: single, ddp, fsdp, hsdp. Wraps a model from outside; models know nothing of it.
 
-The three share one set of methods, and the loop never asks which one it has. A model tells its repeated parts in an
-attribute `blocks` (nn.ModuleList); fsdp shards those one by one, then the rest.
+All share one set of methods, and the loop never asks which one it has. A model tells its repeated parts in an
+attribute `blocks` (nn.ModuleList): those are sharded, compiled and recomputed one by one. The precision of the passes
+belongs here as well, in training and evaluation alike.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
+from trainpkg.runtime import blocks, mesh
 from trainpkg.runtime.distributed import RankContext
+from trainpkg.runtime.mesh import local
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Single:
     """One process, or the parts that are the same for all strategies."""
 
-    name = "single"
+    name: ClassVar[str] = "single"
 
     def __init__(self, ctx: RankContext, run: Run, module: nn.Module) -> None:
         self.ctx = ctx
         self.run = run
         self.module = module.to(ctx.device)
         self.model: nn.Module = self.module  # what the training loop calls
+        self.precision = PRECISIONS[run.train.precision]
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Precision of forward passes, in training and evaluation alike."""
-        bf16 = self.run.train.precision == "bf16"
-        return torch.autocast(self.ctx.device.type, dtype=torch.bfloat16, enabled=bf16)
+        return torch.autocast(self.ctx.device.type, self.precision, enabled=self.precision != torch.float32)
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Around forward and backward of one micro-batch; gradients are reduced over the ranks by the last one."""
@@ -52,13 +54,22 @@ class Single:
         """The sum of a value that each rank has for its part of the parameters."""
         return value
 
-    def clip(self, max_norm: float | None) -> Tensor:
-        """Scale all gradients to a global norm of at most `max_norm`; returns the norm before, 0-dim, on the device."""
+    def clip(self, max_norm: float | None, scale: Tensor | None = None) -> Tensor:
+        """Divide all gradients by `scale`, then bring them to a global norm of at most `max_norm`.
+
+        Returns the norm before that, of the gradients without scale: 0-dim, on the device, equal on all ranks; infinite
+        or NaN where a gradient of any rank is.
+        """
         gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         norm = self.sum_over_shards(norms.square().sum()).sqrt()
+        if scale is not None:
+            norm = norm / scale
         if max_norm is not None:
-            torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+            factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, factor if scale is None else factor / scale)
+        elif scale is not None:
+            torch._foreach_div_(gradients, scale)
         return norm
 
     def broadcast_buffers(self) -> None:
@@ -69,6 +80,9 @@ class Single:
                 dist.broadcast(dense, src=0)
                 if dense.data_ptr() != buffer.data_ptr():
                     buffer.detach().copy_(dense)
+
+    def gather_again(self) -> None:
+        """Weights were changed behind the wrapper's back: what it holds of old ones is dropped."""
 
 
 class Ddp(Single):
@@ -83,17 +97,26 @@ class Ddp(Single):
             device_ids=[ctx.device.index] if ctx.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             forward_sync_buffers=False,  # once before evaluating and saving is enough, and costs less
+            find_unused_parameters=run.ddp.find_unused_parameters,
         )
 
-    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
         model = cast(DistributedDataParallel, self.model)
-        return contextlib.nullcontext() if last else model.no_sync()
+        with contextlib.nullcontext() if last else model.no_sync():
+            try:
+                yield
+            except RuntimeError as error:
+                if "find_unused_parameters" not in str(error):
+                    raise
+                raise self._unused(str(error)) from error
 
     def warm_up(self, loss: LossFunction, batch: Any) -> None:
         """One throw-away backward, with buffers and generators put back.
 
         DDP sorts its buckets by the order of arrival after the first backward. Without this the first step of a
-        resumed run would sum in another order than the same step of an uninterrupted run.
+        resumed run would sum in another order than the same step of an uninterrupted run. UserError for parameters
+        that get no gradient: DDP itself would only complain in the next step, and by their numbers.
         """
         buffers = [b.detach().clone() for b in self.module.buffers()]
         cpu_rng = torch.get_rng_state()
@@ -101,12 +124,29 @@ class Ddp(Single):
         with self.autocast():
             value = loss(self.model, batch)
         value.backward()  # type: ignore[no-untyped-call]
+        unused = [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
+        if unused and not self.run.ddp.find_unused_parameters:
+            raise self._unused(f"no gradient in a first pass: {named(unused)}")
         self.module.zero_grad(set_to_none=True)
         for buffer, before in zip(self.module.buffers(), buffers, strict=True):
             buffer.detach().copy_(before)
         torch.set_rng_state(cpu_rng)
         if cuda_rng is not None:
             torch.cuda.set_rng_state(cuda_rng, self.ctx.device)
+
+    def _unused(self, text: str) -> UserError:
+        """From the reducer's words, which count parameters, or ours."""
+        _, found, numbers = text.partition(f"for rank {self.ctx.rank}:")
+        if found:
+            names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            counted = [int(word) for word in numbers.split("\n")[0].split() if word.isdigit()]
+            text = f"no gradient in the last step on rank {self.ctx.rank}: {named([names[i] for i in counted])}"
+        elif text.startswith("Expected"):
+            text = f"rank {self.ctx.rank} used all its parameters in the last step, another rank did not"
+        return UserError(
+            f"ddp: {text}. Data parallel waits for a gradient of every parameter: use them in each step, freeze them "
+            "(requires_grad = False), or set ddp.find_unused_parameters: true"
+        )
 
 
 class Fsdp(Single):
@@ -116,20 +156,23 @@ class Fsdp(Single):
 
     def __init__(self, ctx: RankContext, run: Run, module: nn.Module) -> None:
         super().__init__(ctx, run, module)
-        bf16 = run.train.precision == "bf16"
+        half = self.precision != torch.float32
         # Gradients are summed in fp32 whatever the precision of the passes.
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else None
-        world = dist.group.WORLD
-        assert world is not None, "ranks join before a model is spread"
+        policy = MixedPrecisionPolicy(param_dtype=self.precision, reduce_dtype=torch.float32) if half else None
+        places = self._mesh(ctx)
+        self._shards = places.get_group(places.ndim - 1)
         settings: dict[str, Any] = {
-            # The very group of `distributed`, so that its collective timeout holds here too.
-            "mesh": DeviceMesh.from_group(world, ctx.device.type, mesh_dim_names=("shard",)),
+            "mesh": places,
             "reshard_after_forward": run.fsdp.reshard_after_forward,
             "mp_policy": policy or MixedPrecisionPolicy(),
+            "offload_policy": CPUOffloadPolicy() if run.fsdp.cpu_offload else OffloadPolicy(),
         }
         for block in getattr(self.module, "blocks", ()):
             fully_shard(block, **settings)
         self._root: FSDPModule = fully_shard(self.module, **settings)
+
+    def _mesh(self, ctx: RankContext) -> mesh.DeviceMesh:
+        return mesh.one_row(ctx)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()  # the policy above casts
@@ -140,23 +183,40 @@ class Fsdp(Single):
         yield
 
     def sum_over_shards(self, value: Tensor) -> Tensor:
-        dist.all_reduce(value)
+        value = value.to(self.ctx.device)  # from the host, where shards are kept there
+        dist.all_reduce(value, group=self._shards)
         return value
 
+    def gather_again(self) -> None:
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
-STRATEGIES: dict[str, type[Single]] = {"single": Single, "ddp": Ddp, "fsdp": Fsdp}
+
+class Hsdp(Fsdp):
+    """Sharded over the ranks of a node, the same on every node: gathering stays inside, gradients cross once."""
+
+    name = "hsdp"
+
+    def _mesh(self, ctx: RankContext) -> mesh.DeviceMesh:
+        return mesh.nodes_by_ranks(ctx)
+
+
+STRATEGIES: dict[str, type[Single]] = {kind.name: kind for kind in (Single, Ddp, Fsdp, Hsdp)}
 
 
 def spread(ctx: RankContext, run: Run, module: nn.Module) -> Single:
     """The run's strategy around `module`, whose weights must be equal on all ranks.
 
-    UserError for `single` on several ranks.
+    UserError for `single` on several ranks, and for `hsdp` on nodes with unequal numbers of ranks.
     """
     name = run.strategy_for(ctx.world_size)
     if name == "single" and ctx.world_size > 1:
         raise UserError(f"strategy = 'single' contradicts WORLD_SIZE = {ctx.world_size}; use ddp or fsdp")
+    blocks.prepare(run.train, module)
     return STRATEGIES[name](ctx, run, module)
 
 
-def local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+def named(names: list[str], most: int = 8) -> str:
+    """The first of many names, and how many there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

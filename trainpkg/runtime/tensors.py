@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import pickle
+from collections.abc import Sequence
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -74,9 +75,9 @@ class DataReader(FileSystemReader):
         return index
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def save(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Every rank writes and syncs its own shards into `folder`, replicated tensors once. Collective."""
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)["state"]}
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizers)["state"]}
     save_sharded(state, storage_writer=FileSystemWriter(folder, single_file_per_rank=True, sync_files=True))
 
 
@@ -90,20 +91,20 @@ def index_files() -> list[str]:
     return [".metadata"]
 
 
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Fill model and optimizer in place, on any world size and strategy. Collective.
+def load(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] | None) -> None:
+    """Fill model and optimizers in place, on any world size and strategy. Collective.
 
-    The optimizer's groups (learning rate, betas) come from the config of today, not from the file.
+    The optimizers' groups (learning rate, betas) come from the config of today, not from the file.
     """
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     groups: Any = None
-    if optimizer is not None:
-        current = get_optimizer_state_dict(model, optimizer)
+    if optimizers is not None:
+        current = get_optimizer_state_dict(model, optimizers)
         state["optimizer"], groups = current["state"], current["param_groups"]
     load_sharded(state, storage_reader=DataReader(folder))
     set_model_state_dict(model, state["model"])
-    if optimizer is not None:
-        set_optimizer_state_dict(model, optimizer, {"state": state["optimizer"], "param_groups": groups})
+    if optimizers is not None:
+        set_optimizer_state_dict(model, optimizers, {"state": state["optimizer"], "param_groups": groups})
 
 
 def full_weights(model: nn.Module) -> dict[str, torch.Tensor]:
