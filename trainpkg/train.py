@@ -20,7 +20,7 @@ from trainpkg.config import Run
 from trainpkg.data.order import Order, micro_batch_sizes, slice_of_rank
 from trainpkg.errors import UserError
 from trainpkg.evaluate import evaluate
-from trainpkg.runtime import manifest, metrics
+from trainpkg.runtime import insight, manifest, metrics
 from trainpkg.runtime.checkpoint import Checkpoints
 from trainpkg.runtime.distributed import RankContext, StopPoll, gather_objects, gather_rows, require_equal
 from trainpkg.runtime.parallel import Single, spread
@@ -48,6 +48,7 @@ class Training:
     progress: metrics.Progress
     meter: metrics.Meter
     cadence: Cadence
+    window: insight.NoWindow
     num_parameters: int
 
 
@@ -59,6 +60,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     if ctx.is_main:
         ctx.say(f"goes on from {name}" if name else "starts at step 0")
     verdict = loop(training)
+    training.window.close()
     if verdict == "finished":
         finish(training, run_dir, Path(spec["out"]), started)
     training.records.close()
@@ -87,7 +89,7 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     return Training(
         ctx, run, task, splits, order, strategy, update, state, loss, checkpoints,
         metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, run.train.max_steps),
-        metrics.Meter(ctx.device), Cadence(), num_parameters,
+        metrics.Meter(ctx.device), Cadence(), insight.window(run.profile, ctx, run_dir / "profile"), num_parameters,
     )  # fmt: skip
 
 
@@ -114,6 +116,10 @@ def loop(t: Training) -> str:
         return "again"
     t.ctx.reporter.busy("first step")  # may compile for long
     while state.step < max_steps:
+        step = state.step + 1
+        is_last = step >= max_steps
+        records = is_last or step % run.logging.every_steps == 0
+        t.window.step(step)
         t.meter.begin()
         t.update.begin(state.step)
         for last, num_samples, batch in micro_batches(t):
@@ -124,10 +130,8 @@ def loop(t: Training) -> str:
                 share = num_samples * t.ctx.world_size / run.train.global_batch
                 t.update.scaled(loss * share).backward()  # type: ignore[no-untyped-call]
             t.loss.add(loss, num_samples)
-        grad_norm = t.update.step(state.step + 1, loss)
+        grad_norm = t.update.step(step, loss, records)
         state.advance(run.train.global_batch, t.splits.train.tokens_per_sample)
-        is_last = state.step >= max_steps
-        records = is_last or state.step % run.logging.every_steps == 0
         meets = records or t.cadence.due(state.step)
         t.meter.end(wait=meets)
         state.train_time_s += t.meter.last_s
@@ -184,6 +188,7 @@ def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:
         raise t.update.refuse(int(min(filter(None, bad_steps))))
     t.cadence.met(state.step, max(steps_s))
     if records:
+        told = t.update.record()
         state.last_loss = sum(totals) / sum(counts)
         rate = meter.num_steps * t.run.train.global_batch / meter.steps_s
         tokens = t.splits.train.tokens_per_sample
@@ -201,7 +206,7 @@ def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:
             "data_time_s": max(data_s) / meter.num_steps,
             "memory_mb": max(memories),
             "epoch": state.samples / t.splits.train.num_samples,
-            **t.update.record(),
+            **told,
         }
         t.records.write("train", **record)
         t.progress.show(state.step, record)

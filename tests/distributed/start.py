@@ -209,10 +209,10 @@ def _listen(ranks: Ranks) -> str:
     return address
 
 
-def run_ranks(run: Run, run_dir: Path, num_ranks: int, expect: int = 0, **options: Any) -> Ranks:
+def run_ranks(run: Run, run_dir: Path, num_ranks: int, expect: int = 0, timeout_s: float = 60, **options: Any) -> Ranks:
     """Start, wait, and check that every rank ended with status `expect`."""
     ranks = start(run, run_dir, num_ranks, **options)
-    statuses = ranks.wait()
+    statuses = ranks.wait(timeout_s)
     assert statuses == [expect] * num_ranks, f"{statuses}\n{ranks.text()}"
     return ranks
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainpkg.config import Ema, Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import optim
+from trainpkg.runtime import insight, optim
 from trainpkg.runtime.mesh import local
 from trainpkg.runtime.parallel import Single
 
@@ -29,6 +29,7 @@ class Update:
     def __init__(self, run: Run, strategy: Single) -> None:
         self.strategy = strategy
         self.optimizers = optim.build(run.optim, strategy.module, run.train.global_batch)
+        self.layers = insight.layers(run.logging.layers, strategy.module, strategy.sum_over_shards)
         self.average = Average(run.ema, strategy) if run.ema else NoAverage()
         self.lr = 0.0
         self._run = run
@@ -50,11 +51,14 @@ class Update:
         """What backward starts from."""
         return loss * self._scale if self._scales else loss
 
-    def step(self, step: int, loss: Tensor) -> Tensor:
+    def step(self, step: int, loss: Tensor, records: bool = False) -> Tensor:
         """Change the weights for the `step`-th time; returns the gradients' norm (see `Single.clip`).
 
-        `loss`: of the last micro-batch, without scale; under fp16 it tells NaN from mere overflow.
+        `loss`: of the last micro-batch, without scale; under fp16 it tells NaN from mere overflow. `records`: `record`
+        will be asked for this step.
         """
+        if records:
+            self.layers.before(self._scale)
         norm = self.strategy.clip(self._run.optim.clip_norm, self._scale if self._scales else None)
         bad = ~torch.isfinite(norm)
         if self._run.train.nonfinite == "ignore":
@@ -95,10 +99,10 @@ class Update:
         """The first step with a NaN that this rank knows of; 0: none. Waits for the device."""
         return float(self._first_bad.item())
 
-    def record(self) -> dict[str, float]:
-        """What a record says about the steps so far. Waits for the device."""
-        found = {"skipped_steps": self._skipped.item()}
-        return found | {"loss_scale": self._scale.item()} if self._scales else found
+    def record(self) -> dict[str, Any]:
+        """What a record says about the steps so far. Collective; waits for the device."""
+        scale = {"loss_scale": self._scale.item()} if self._scales else {}
+        return {"skipped_steps": int(self._skipped.item()), **scale, **self.layers.record()}
 
     def refuse(self, step: int) -> UserError:
         """What ends the run after a NaN in step `step`."""

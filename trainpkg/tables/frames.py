@@ -16,7 +16,7 @@ import pandas as pd
 from trainpkg.tables.collect import Attempt, RunFiles
 from trainpkg.tables.records import COLUMN, TRAIN_FIELDS, clean, number
 
-WHOLE_FIELDS = ("attempt", "generation", "step", "samples", "tokens")
+WHOLE_FIELDS = ("attempt", "generation", "step", "skipped_steps", "samples", "tokens")
 # Metrics of the built-in tasks come first and in this order, those of users after them by name.
 KNOWN_METRICS = (
     "loss", "accuracy", "loss_nats_per_byte", "bits_per_byte", "perplexity", "unigram_nats_per_byte", "num_samples",

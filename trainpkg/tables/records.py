@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 TRAIN_FIELDS = (
     "attempt", "generation", "step", "samples", "tokens", "time_s", "loss", "lr", "grad_norm", "samples_per_second",
-    "tokens_per_second", "step_time_s", "data_time_s", "memory_mb", "epoch",
+    "tokens_per_second", "step_time_s", "data_time_s", "memory_mb", "epoch", "skipped_steps", "loss_scale",
 )  # fmt: skip
 COLUMN = {name: index for index, name in enumerate(TRAIN_FIELDS)}
 # Records become float64, which holds whole numbers exactly up to here.
