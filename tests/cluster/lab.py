@@ -234,6 +234,8 @@ class Lab:
         """Power cut: every process of the node dies at once and its cable goes. `boot` brings it back."""
         self.realms.pop(node).kill()
         self.daemons.pop(node).wait()
+        # connections that cannot say goodbye would keep its network, and so its end of the cable, for minutes
+        self.realms[CTL].script(f"ip link del ve{self.nodes.index(node) + 1} 2> /dev/null || true")
 
     def mend(self) -> None:
         """Undo all of the above, end all jobs, and wait until the cluster is as new."""

@@ -139,6 +139,17 @@ def test_a_stopped_node_is_named_at_the_deadline(lab: Lab, shared_dir: Path) -> 
     job.nothing_left(10)
 
 
+def test_a_node_without_its_slurmd_is_named_and_not_the_one_that_is_ended_for_it(lab: Lab, shared_dir: Path) -> None:
+    wait = f"until [ -e {shared_dir}/go ]; do sleep 0.1; done; "
+    job = SlurmLaunch(lab, shared_dir, TWO, "--nodes=2", "--no-requeue", under=wait)
+    lab.wait_job(job.job, "RUNNING")
+    lab.stop_daemon("n2")
+    (shared_dir / "go").touch()
+    assert job.status() == 1, job.output
+    assert "failed: node 1 (n2): srun could not start its launcher there: Communication connection fail" in job.output
+    job.nothing_left(15)
+
+
 @pytest.mark.failure("F086")
 @pytest.mark.failure("F090")
 @pytest.mark.failure("F095")

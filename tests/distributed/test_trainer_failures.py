@@ -56,6 +56,15 @@ def test_a_wedged_collective_names_the_rank_that_takes_no_part(tmp_path: Path) -
         assert words in failed.last_line
 
 
+@pytest.mark.failure("F096")
+def test_a_rank_that_somebody_stops_is_named_before_any_timeout_of_torch(tmp_path: Path) -> None:
+    failed = launch(tmp_path, "in_step:1:12:stop", heartbeat_timeout_s=5.5).run()
+    assert failed.status == 1, failed.output
+    assert "rank 1 on node 1 (sim1) is stopped (SIGSTOP) for 5 s" in failed.output
+    assert "rank 1 on node 1 (sim1) has done nothing for" in failed.last_line
+    assert "(launch.heartbeat_timeout_s); its process is stopped; the 1 other(s) wait" in failed.last_line
+
+
 def test_a_rank_that_hangs_before_it_joins_is_named(tmp_path: Path) -> None:
     failed = launch(tmp_path, "before_join:1:hang", init_timeout_s=2.0).run()
     assert failed.status == 1, failed.output

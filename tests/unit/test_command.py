@@ -92,7 +92,7 @@ def test_a_line_that_fails_is_named_with_its_status_and_words(
     assert done.returncode == status
     assert done.stdout == ""
     if words:
-        (text,) = command.read_way(spec).failed
+        (text,) = command.read_way(spec, {}).failed
         assert text.startswith("node 1 (n2): ")
         assert words in text
         assert "trainpkg: error:" in done.stderr  # for srun's reader, where the run directory is not shared
@@ -104,7 +104,7 @@ def test_a_line_that_still_runs_is_told(tmp_path: Path) -> None:
     shown(start(make_spec(2, launch_dir=str(tmp_path), prologue=[f"cp {tmp_path}/0/way-1 {tmp_path}/copy"])))
     (tmp_path / "0/way-1").write_text((tmp_path / "copy").read_text())
     (tmp_path / "0/way-7").write_text("runs 1\n")  # no such node
-    way = command.read_way(spec)
+    way = command.read_way(spec, {})
     assert way.failed == []
     assert way.busy == {1: "node 1 (n2), which is in line 1 of launch.prologue ('true'),"}
 
@@ -124,7 +124,7 @@ def test_a_missing_program_is_named_with_what_to_do(
     done = start(spec, program)
     assert done.returncode == 127
     assert words in done.stderr
-    assert command.read_way(spec).failed[0].startswith(f"node 1 (n2): {words}")
+    assert command.read_way(spec, {}).failed[0].startswith(f"node 1 (n2): {words}")
 
 
 def test_a_run_directory_that_a_node_does_not_see_is_no_end(tmp_path: Path) -> None:
@@ -167,3 +167,9 @@ def test_srun_args_follow_ours_and_their_gpus_replace_ours() -> None:
     words = places.srun_command(own, [])
     assert words[-2:] == ["--container-image=/a b.sqsh", "--gpus-per-node=8"]
     assert "--gres=gpu:4" not in words
+
+
+def test_a_node_that_srun_could_not_reach_is_named_with_sruns_words(tmp_path: Path) -> None:
+    (text,) = command.read_way(spec_in(tmp_path), {"n2": "Communication connection failure"}).failed
+    assert text.startswith("node 1 (n2): srun could not start its launcher there: Communication connection failure")
+    assert "`scontrol show node n2`" in text

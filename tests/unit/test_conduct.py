@@ -119,6 +119,34 @@ def test_ranks_that_never_say_a_word_are_late_by_name(own_imports: bool, late_s:
     assert (record.kind, record.who) == ("init_timeout", "rank 2 on node 1 (n2)")
 
 
+def test_a_stopped_rank_is_named_soon_and_given_up_when_nobody_steps() -> None:
+    generation = begin(2)
+    ready(generation, [0, 1])
+    generation.gone(300.0)
+    for rank in range(4):
+        for event in ("hello", "joined"):
+            generation.take(rank // 2, {"type": "event", "event": event, "rank": rank}, 301.0)
+
+    def beat(halted: dict[str, float], now_s: float, **steps: int) -> str:
+        return generation.take(1, {"type": "beat", "steps": steps} | ({"halted": halted} if halted else {}), now_s)
+
+    assert beat({"3": 4.0}, 305.0) == ""
+    said = beat({"3": 5.5}, 306.0)
+    assert said.startswith("rank 3 on node 1 (n2) is stopped (SIGSTOP) for 5 s; SIGCONT to its process lets it go on")
+    assert beat({"3": 6.5}, 307.0) == "", "said once"
+    assert beat({}, 308.0) == "", "it goes on"
+    assert "rank 3" in beat({"3": 5.5}, 360.0)
+    generation.take(1, {"type": "beat", "steps": {"2": 7}, "halted": {"3": 61.0}}, 415.0)
+    generation.check_late(416.0)
+    assert generation.failed_s is None, "somebody does steps, so nobody waits for it"
+    beat({"3": 122.0}, 476.0)
+    generation.check_late(476.0)
+    generation.judge(476.0)
+    (record,) = generation.all_records()
+    assert (record.kind, record.who) == ("no_progress", "rank 3 on node 1 (n2)")
+    assert "has done nothing for 122 s (launch.heartbeat_timeout_s)" in record.message
+
+
 def ended(verdicts: set[str | None], **outcome: Any) -> Any:
     """What a conductor concludes from what its last generation of ranks said, `late`: time was up before they ended."""
     late = outcome.pop("late", False)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from trainpkg.launch.head.step_words import End, ends
+from trainpkg.launch.head.step_words import End, ends, unlaunched
 
 
 @pytest.mark.failure("F090")
@@ -29,3 +29,9 @@ from trainpkg.launch.head.step_words import End, ends
 )  # fmt: skip
 def test_ends_of_tasks(line: str, expected: dict[int, End]) -> None:
     assert ends(line) == expected
+
+
+def test_nodes_on_which_nothing_could_be_started() -> None:
+    line = "srun: error: Task launch for StepId=3.0 failed on node n2: Communication connection failure"
+    assert unlaunched(line) == {"n2": "Communication connection failure"}
+    assert unlaunched("srun: error: Application launch failed: Communication connection failure") == {}

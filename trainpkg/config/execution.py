@@ -95,7 +95,9 @@ class Launch(Section):
     start_timeout_s: float = execution(600.0, "To the first node's answer; then for the imports on all nodes.", gt=0)
     init_timeout_s: float = execution(60.0, "For the process group and its first all-reduce.", gt=0)
     collective_timeout_s: float = execution(600.0, "For any later collective operation.", gt=0)
-    heartbeat_timeout_s: float = execution(60.0, "A node silent for so long, without a step done, is lost.", gt=0)
+    heartbeat_timeout_s: float = execution(
+        60.0, "A node silent, or a rank stopped, for so long without a step done is lost.", gt=0
+    )
     progress_timeout_s: float = execution(
         1800.0, "Without a step, an evaluation or a save by any rank for so long, the run is ended; 0: never.", ge=0
     )

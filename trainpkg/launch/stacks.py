@@ -15,6 +15,7 @@ from pathlib import Path
 
 SIGNAL = signal.SIGRTMIN + 11  # NCCL takes USR1, Slurm's users take USR1 and USR2, glibc the first two real-time ones
 MAX_FRAMES = 12
+STOPPED = "T"  # by SIGSTOP and its like; one that a debugger holds is in "t"
 _BLOCK = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 

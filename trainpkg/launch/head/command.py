@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,9 +106,12 @@ class OnTheWay:
     busy: dict[int, str] = field(default_factory=dict)
 
 
-def read_way(spec: Spec) -> OnTheWay:
-    """What the nodes' shells tell, as far as this machine can see the run directory's newest state."""
-    failed, busy = [], {}
+def read_way(spec: Spec, refused: Mapping[str, str]) -> OnTheWay:
+    """What the nodes' shells tell, as far as this machine can see the run directory's newest state.
+
+    `refused`: hosts on which srun could not even start a shell, and its words.
+    """
+    failed, busy = [_refused(spec, host, words) for host, words in refused.items()], {}
     for path in sorted(spec.generation_dir(0).glob("way-*")):
         try:
             index, words = int(path.name.removeprefix("way-")), path.read_text().split(maxsplit=1)
@@ -124,6 +128,14 @@ def read_way(spec: Spec) -> OnTheWay:
         elif kind == "misses":
             failed.append(f"{node}: {rest} is not there: {hint(spec)}")
     return OnTheWay(failed, busy)
+
+
+def _refused(spec: Spec, host: str, words: str) -> str:
+    node = f"node {spec.hosts.index(host)} ({host})" if host in spec.hosts else host
+    return (
+        f"{node}: srun could not start its launcher there: {words}. Does slurmd run on it? "
+        f"`scontrol show node {host}` tells what Slurm thinks of it"
+    )
 
 
 def _line(spec: Spec, number: str) -> str:

@@ -10,7 +10,7 @@ from trainpkg.launch.head import failure, hang, late, units
 from trainpkg.launch.head.failure import Record
 from trainpkg.launch.head.rankstate import RankState
 from trainpkg.launch.head.step_words import End
-from trainpkg.launch.head.watch import Watch
+from trainpkg.launch.head.watch import SILENT_S, Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.stacks import Stack
@@ -45,6 +45,7 @@ class Generation:
         self.go_s: float | None = None  # when all nodes were told to start their ranks
         self.stopped: set[int] = set()  # nodes that have no rank left
         self.programs: set[int] = set()  # nodes whose program, which started their ranks, has ended well
+        self.halted: dict[int, dict[int, float]] = {}  # node -> its stopped ranks, and for how many seconds
         self.step_first: int | None = None
         self.step_last: int | None = None
         self.total: int | None = None
@@ -125,7 +126,8 @@ class Generation:
         if kind == "beat":
             for rank, step in message["steps"].items():
                 self._step(self.ranks[int(rank)], step, now_s)
-        elif kind == "ended":
+            return self._halted(node, {int(rank): s for rank, s in message.get("halted", {}).items()})
+        if kind == "ended":
             self._ended(self.ranks[message["rank"]], message, now_s - float(message.get("age_s", 0.0)))
         elif kind == "ready" and not message.get("error"):
             self.ready.add(node)
@@ -211,6 +213,12 @@ class Generation:
         if self.step_last is None or step > self.step_last:
             self.step_last = step
         self.watch.stepped(step, now_s)
+
+    def _halted(self, node: int, seconds: dict[int, float]) -> str:
+        """Ranks of a node whose processes are stopped. Said once, after some seconds; `late` gives them up."""
+        before, self.halted[node] = self.halted.get(node, {}), seconds
+        fresh = [rank for rank, s in seconds.items() if before.get(rank, 0.0) <= SILENT_S < s]
+        return late.halted_sentence(self, fresh) if fresh else ""
 
     def _ended(self, rank: RankState, message: Message, time_s: float) -> None:
         self.num_ended += rank.ended_s is None

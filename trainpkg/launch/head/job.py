@@ -152,7 +152,7 @@ class Job:
         nodes = self._start_nodes(head, secret)
         outcome = Outcome("interrupted", INTERRUPTED, sentence="interrupted; all processes were ended")
         try:
-            met = await coordinator.meet(nodes.ended, lambda: command.read_way(self.spec))
+            met = await coordinator.meet(nodes.ended, lambda: command.read_way(self.spec, nodes.refused))
             self.spec = coordinator.spec
             self._tell_settings(met)
             if self.spec.stage == "smoke":

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainpkg.launch.facts import MAX_NAMED
+from trainpkg.launch.head import hang
 from trainpkg.launch.head.hang import Late
+from trainpkg.launch.head.watch import SILENT_S
 
 if TYPE_CHECKING:
     from trainpkg.launch.head.generation import Generation
@@ -19,7 +21,7 @@ ALONE = "result"  # the phase in which one rank works while the others wait at t
 
 def find(it: Generation, now_s: float) -> Late | None:
     """What is overdue once the ranks have been told to start, or None."""
-    found = _mute(it, now_s)
+    found = _mute(it, now_s) or _halted(it, now_s)
     if found or it.spec.silent:  # programs that report nothing are left alone once they have started
         return found
     return _not_joined(it, now_s) or _not_at_the_end(it, now_s) or _no_progress(it, now_s)
@@ -37,6 +39,26 @@ def nodes_not_ready(it: Generation, now_s: float) -> list[tuple[int, str]]:
     more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
     told = f"; nor are those of {', '.join(others[:MAX_NAMED])}{more}" if others else ""
     return [(node.index, text + (told if node is late[0] else "")) for node in late]
+
+
+def halted_sentence(it: Generation, ranks: list[int]) -> str:
+    """Of ranks whose processes are seen stopped."""
+    places = {number: (it.ranks[number].node, it.plan.nodes[it.ranks[number].node].host) for number in ranks}
+    who, are = hang.named(ranks, places), "are" if len(ranks) > 1 else "is"
+    return (
+        f"{who} {are} stopped (SIGSTOP) for {SILENT_S:g} s; SIGCONT to its process lets it go on. "
+        f"Without a step it is given up after {it.spec.timeouts.heartbeat_s:g} s (launch.heartbeat_timeout_s)"
+    )
+
+
+def _halted(it: Generation, now_s: float) -> Late | None:
+    """A process that somebody has stopped does nothing until somebody lets it go on, and the others wait for it."""
+    limit = it.spec.timeouts.heartbeat_s
+    found = {rank: s for ranks in it.halted.values() for rank, s in ranks.items() if s > limit}
+    if not found or (it.watch.step is not None and now_s - it.watch.step_s <= limit):
+        return None
+    said = f"has done nothing for {max(found.values()):.0f} s (launch.heartbeat_timeout_s)"
+    return Late("no_progress", tuple(found), said, sure=True)
 
 
 def _mute(it: Generation, now_s: float) -> Late | None:

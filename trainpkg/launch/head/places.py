@@ -37,6 +37,10 @@ TELLING = re.compile(r"error|No module named")
 class Nodes(Protocol):
     """The started node processes."""
 
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Hosts that let no process be started, and what was said of it."""
+
     def ended(self) -> str:
         """Why no further node will answer the roll call, or nothing."""
 
@@ -151,6 +155,7 @@ class LocalNodes:
 
     logs: list[Path]
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, spec: Spec, command: list[str], env: Mapping[str, str]) -> LocalNodes:

@@ -35,6 +35,7 @@ class Step:
         self.num_lines = 0
         self.words: deque[str] = deque(maxlen=KEPT_LINES)
         self.task_ends: dict[int, step_words.End] = {}  # what srun said of tasks that ended badly; the first word stays
+        self.refused: dict[str, str] = {}  # hosts that srun could start no task on, and its words
         self.busy_s: float | None = None  # since when srun waits for resources
         self._rest = b""
         tether = [sys.executable, "-m", "trainpkg.launch.tether", str(os.getpid()), str(int(signal.SIGTERM))]
@@ -71,6 +72,7 @@ class Step:
         self.words.append(line)
         self.num_lines += 1
         self.task_ends = step_words.ends(line) | self.task_ends
+        self.refused |= step_words.unlaunched(line)
         with self.log.open("a") as file:
             file.write(f"{line}\n")
         if self.num_lines <= SHOWN_LINES:

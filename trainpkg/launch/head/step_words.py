@@ -1,4 +1,4 @@
-"""What srun says of tasks that ended: which, by which signal, and whether for want of memory. Pure.
+"""What srun says of tasks that ended or never began: which, by which signal, for want of what. Pure.
 
 It is the only word on a task whose node process can say nothing itself.
 """
@@ -12,6 +12,8 @@ from trainpkg.launch.slurm.grammar import expand_hosts
 
 # `srun: error: n2: task 1: Killed`, `srun: error: n[1-3]: tasks 0,2-3: Out Of Memory` (22.05 to 24.11)
 _TASKS = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,-]+): (?P<words>.+)$")
+# `srun: error: Task launch for StepId=3.0 failed on node n2: Communication connection failure`
+_UNLAUNCHED = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<host>\S+): (?P<words>.+)$")
 _MEMORY = "Out Of Memory"
 _SIGNALS = {signal.strsignal(signum): signum for signum in signal.Signals}
 MAX_TASKS = 100_000
@@ -30,3 +32,9 @@ def ends(line: str) -> dict[int, End]:
         signum = signal.SIGKILL
     tasks = expand_hosts(f"[{found['tasks']}]", "srun's words") if found["tasks"] else []
     return {int(task): (signum, words) for task in tasks[:MAX_TASKS]}
+
+
+def unlaunched(line: str) -> dict[str, str]:
+    """{host: why} of a node on which srun could start no task; empty for any other line."""
+    found = _UNLAUNCHED.search(line)
+    return {found["host"]: found["words"].strip()} if found else {}

@@ -133,7 +133,8 @@ class Node:
             if now - last > GAP_S:  # this process itself was stopped; what was sent meanwhile is still unread
                 self.heard = now
             last = now
-            self.tell({"type": "beat", "generation": self.ranks.generation, "steps": self.ranks.steps()})
+            beat = {"type": "beat", "generation": self.ranks.generation, "steps": self.ranks.steps()}
+            self.tell(beat | ({"halted": halted} if (halted := self.ranks.halted()) else {}))
             if now - self.heard > self.spec.timeouts.heartbeat_s and self.writer is not None:
                 self.say(f"the coordinator has been silent for {now - self.heard:.0f} s")
                 self.writer.transport.abort()

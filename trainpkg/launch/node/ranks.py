@@ -41,6 +41,7 @@ class LocalRank:
     reported: int | None = None  # the step that it last spoke of
     counter: mmap.mmap | None = None  # where it counts every step
     phase: str = ""
+    halted: float | None = None  # since when its process is seen stopped, on the clock of this node
     step_told: int | None = None
     done: str | None = None
     raised: bool = False
@@ -117,6 +118,17 @@ class Ranks:
         for rank in self.ranks.values():
             rank.step_told = rank.step
         return moved
+
+    def halted(self) -> dict[str, float]:
+        """Seconds for which processes of ranks have been stopped, as SIGSTOP does; those that run are not in it."""
+        now, found = time.monotonic(), {}
+        for rank in self.ranks.values():
+            if rank.pid is None or rank.ended is not None or stacks.state_of(rank.pid) != stacks.STOPPED:
+                rank.halted = None
+                continue
+            rank.halted = now if rank.halted is None else rank.halted
+            found[str(rank.rank)] = round(now - rank.halted, 1)
+        return found
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank = None
