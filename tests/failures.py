@@ -59,6 +59,7 @@ def page() -> str:
         "# Failures that people reported of other launchers, and the tests that keep them away",
         "",
         f"Written by `{REPAIR}`; do not edit. Each test goes red when what it is marked for comes back.",
+        "The last column: where the whole wants a GPU, InfiniBand, NCCL or a container, what is tested; what is not.",
         "",
         "| id | reported in | what goes wrong elsewhere | tests here | only half |",
         "|---|---|---|---|---|",
