@@ -101,12 +101,14 @@ def live(ctx: RankContext, run: Run, folder: Path, steps: int | None = None) -> 
 
 def keep(ctx: RankContext, training: train.Training, folder: Path) -> None:
     """Whole weights and averages, by rank 0."""
-    whole = tensors.full_weights(training.strategy.module)
+    def write(name: str) -> None:
+        whole = tensors.full_weights(training.strategy.module)  # may be the parameters themselves
+        if ctx.is_main:
+            save_file(whole, folder / name)
+
+    write("weights.safetensors")
     with training.update.average.swapped():
-        averages = tensors.full_weights(training.strategy.module)
-    if ctx.is_main:
-        save_file(whole, folder / "weights.safetensors")
-        save_file(averages, folder / "averages.safetensors")
+        write("averages.safetensors")
 
 
 def outcome(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], str | None]:
