@@ -72,8 +72,7 @@ def _evaluate(
 def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     """Evaluate the run's last checkpoint; rank 0 writes `out`. UserError where it is missing or damaged."""
     run = for_any_ranks(run)
-    torch.manual_seed(run.seed)
-    strategy = spread(ctx, run, models.build(run.model))
+    strategy = spread(ctx, run, lambda: models.build(run.model))
     splits, task = data.build(run, ctx.device), tasks.build(run)
     require_equal(ctx, "the data's digest", splits.digest)
     state = TrainState()

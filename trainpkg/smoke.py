@@ -28,7 +28,6 @@ from trainpkg.runtime.checks import Outcome
 from trainpkg.runtime.distributed import RankContext, all_sum, gather_rows
 from trainpkg.runtime.mesh import local
 from trainpkg.runtime.parallel import Single, spread
-from trainpkg.runtime.seeding import mix, seed_all
 from trainpkg.runtime.state import RunningLoss, TrainState
 from trainpkg.runtime.update import Update
 
@@ -166,8 +165,8 @@ def checkpoint(smoke: Smoke) -> Outcome:
 
 def _fresh(smoke: Smoke) -> tuple[Single, Update]:
     """The run's model and strategy, at a learning rate and without the dropout that could hide a falling loss."""
-    seed_all(mix("weights", smoke.run.seed))
-    strategy = spread(smoke.ctx, smoke.run, models.build(smoke.run.model.model_copy(update={"dropout": 0.0})))
+    model = smoke.run.model.model_copy(update={"dropout": 0.0})
+    strategy = spread(smoke.ctx, smoke.run, lambda: models.build(model))
     optim = smoke.run.optim.model_copy(update={"lr": 1e-3, "lr_scaling": "none", "base_batch": None})
     run = smoke.run.model_copy(update={"optim": optim})
     return strategy, Update(run, strategy)

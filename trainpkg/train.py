@@ -73,10 +73,8 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     splits, task = data.build(run, ctx.device), tasks.build(run)
     require_equal(ctx, "the run's fingerprint", run.fingerprint())
     require_equal(ctx, "the data's digest", splits.digest)
-    seed_all(mix("weights", run.seed))  # the same on all ranks: every rank builds the whole model, then keeps its part
-    module = models.build(run.model)
-    num_parameters = sum(p.numel() for p in module.parameters())
-    strategy = spread(ctx, run, module)
+    strategy = spread(ctx, run, lambda: models.build(run.model))
+    num_parameters = sum(p.numel() for p in strategy.module.parameters())
     update = Update(run, strategy)
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
     order = Order(splits.train.num_samples, run.seed)

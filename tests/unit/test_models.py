@@ -6,19 +6,25 @@ import pytest
 import torch
 
 from trainpkg import models
-from trainpkg.config import ConvModel, GPTModel, Optim, ViTModel
-from trainpkg.runtime import optim
+from trainpkg.config import ConvModel, GPTModel, Model, Optim, ViTModel
+from trainpkg.runtime import initial, optim
+
+
+def real(config: Model, seed: int = 0) -> torch.nn.Module:
+    model = models.build(config)
+    initial.fill(model, seed, torch.device("cpu"))
+    return model
 
 
 @pytest.mark.parametrize("width", [1, 6, 32])
 def test_conv(width: int) -> None:
-    model = models.build(ConvModel(name="conv", width=width))
+    model = real(ConvModel(name="conv", width=width))
     assert model(torch.randn(3, 1, 8, 8)).shape == (3, 10)
 
 
 @pytest.mark.parametrize("patch", [1, 2, 4, 8])
 def test_vit(patch: int) -> None:
-    model = models.build(ViTModel(name="vit", dim=16, depth=2, heads=2, patch=patch))
+    model = real(ViTModel(name="vit", dim=16, depth=2, heads=2, patch=patch))
     assert model(torch.randn(3, 1, 8, 8)).shape == (3, 10)
 
 
@@ -33,7 +39,7 @@ def test_vit_cuts_square_patches() -> None:
 
 def test_gpt_is_causal_and_starts_near_uniform() -> None:
     torch.manual_seed(0)
-    model = models.build(GPTModel(name="gpt", dim=32, depth=2, heads=4, context=16)).eval()
+    model = real(GPTModel(name="gpt", dim=32, depth=2, heads=4, context=16)).eval()
     text = torch.randint(256, (2, 16))
     changed = text.clone()
     changed[:, 10] = (changed[:, 10] + 1) % 256

@@ -42,6 +42,13 @@ class Conv(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(2 * config.width * 4, NUM_CLASSES)
 
+    def initialise(self, name: str, tensor: Tensor) -> None:
+        """Fill a whole weight, by its name, from torch's generator: uniform within 1 / sqrt(inputs), as torch does."""
+        if tensor.ndim > 1:
+            nn.init.kaiming_uniform_(tensor, a=math.sqrt(5))
+        else:
+            nn.init.constant_(tensor, 1.0 if name.endswith("weight") else 0.0)
+
     def forward(self, images: Tensor) -> Tensor:
         for block in self.blocks:
             images = block(images)

@@ -24,7 +24,10 @@ class GPT(nn.Module):
         )
         self.norm = nn.LayerNorm(config.dim)
         self.head = nn.Linear(config.dim, NUM_BYTES, bias=False)
-        initialise(self, config.depth)
+
+    def initialise(self, name: str, tensor: Tensor) -> None:
+        """Fill a whole weight, by its name, from torch's generator."""
+        initialise(name, tensor, len(self.blocks))
 
     def forward(self, text: Tensor) -> Tensor:
         positions = torch.arange(text.shape[1], device=text.device)

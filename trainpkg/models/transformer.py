@@ -41,11 +41,10 @@ class Block(nn.Module):
         return out
 
 
-def initialise(module: nn.Module, depth: int) -> None:
-    """Normal weights of width 0.02; those that write to the residual stream smaller by sqrt(2 x depth), as in GPT-2."""
-    for name, part in module.named_modules():
-        if isinstance(part, (nn.Linear, nn.Embedding)):
-            writes = name.endswith(("attention.out", "mlp.2"))
-            nn.init.normal_(part.weight, std=0.02 / (2 * depth) ** 0.5 if writes else 0.02)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
+def initialise(name: str, tensor: Tensor, depth: int) -> None:
+    """Matrices normal, 0.02 wide, those that write to the residual stream smaller by sqrt(2 x depth), as in GPT-2."""
+    if tensor.ndim > 1:
+        writes = name.endswith(("attention.out.weight", "mlp.2.weight"))
+        nn.init.normal_(tensor, std=0.02 / (2 * depth) ** 0.5 if writes else 0.02)
+    else:
+        nn.init.constant_(tensor, 1.0 if name.endswith("weight") else 0.0)

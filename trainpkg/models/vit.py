@@ -26,9 +26,13 @@ class ViT(nn.Module):
         )
         self.norm = nn.LayerNorm(config.dim)
         self.head = nn.Linear(config.dim, NUM_CLASSES)
-        initialise(self, config.depth)
-        nn.init.normal_(self.position, std=0.02)
-        nn.init.normal_(self.embed.weight, std=self.patch**-1)
+
+    def initialise(self, name: str, tensor: Tensor) -> None:
+        """Fill a whole weight, by its name, from torch's generator."""
+        if name == "embed.weight":
+            nn.init.normal_(tensor, std=self.patch**-1)
+        else:
+            initialise(name, tensor, len(self.blocks))
 
     def forward(self, images: Tensor) -> Tensor:
         n, p = images.shape[0], self.patch

@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import blocks, mesh
-from trainpkg.runtime.distributed import RankContext
+from trainpkg.runtime import blocks, initial, mesh
+from trainpkg.runtime.distributed import RankContext, require_equal
 from trainpkg.runtime.mesh import local
+from trainpkg.runtime.seeding import mix, seed_all
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,9 +36,15 @@ class Single:
     def __init__(self, ctx: RankContext, run: Run, module: nn.Module) -> None:
         self.ctx = ctx
         self.run = run
-        self.module = module.to(ctx.device)
-        self.model: nn.Module = self.module  # what the training loop calls
         self.precision = PRECISIONS[run.train.precision]
+        self.module = self._placed(module)
+        shards_on = torch.device("cpu") if run.fsdp.cpu_offload else None
+        initial.fill(self.module, run.seed, ctx.device, shards_on)
+        self.model: nn.Module = self.module  # what the training loop calls
+
+    def _placed(self, module: nn.Module) -> nn.Module:
+        """Sharded, or as it is: before its weights have memory."""
+        return module
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Precision of forward passes, in training and evaluation alike."""
@@ -154,12 +161,12 @@ class Fsdp(Single):
 
     name = "fsdp"
 
-    def __init__(self, ctx: RankContext, run: Run, module: nn.Module) -> None:
-        super().__init__(ctx, run, module)
+    def _placed(self, module: nn.Module) -> nn.Module:
+        run = self.run
         half = self.precision != torch.float32
         # Gradients are summed in fp32 whatever the precision of the passes.
         policy = MixedPrecisionPolicy(param_dtype=self.precision, reduce_dtype=torch.float32) if half else None
-        places = self._mesh(ctx)
+        places = self._mesh(self.ctx)
         self._shards = places.get_group(places.ndim - 1)
         settings: dict[str, Any] = {
             "mesh": places,
@@ -167,9 +174,10 @@ class Fsdp(Single):
             "mp_policy": policy or MixedPrecisionPolicy(),
             "offload_policy": CPUOffloadPolicy() if run.fsdp.cpu_offload else OffloadPolicy(),
         }
-        for block in getattr(self.module, "blocks", ()):
+        for block in getattr(module, "blocks", ()):
             fully_shard(block, **settings)
-        self._root: FSDPModule = fully_shard(self.module, **settings)
+        self._root: FSDPModule = fully_shard(module, **settings)
+        return module
 
     def _mesh(self, ctx: RankContext) -> mesh.DeviceMesh:
         return mesh.one_row(ctx)
@@ -205,14 +213,19 @@ class Hsdp(Fsdp):
 STRATEGIES: dict[str, type[Single]] = {kind.name: kind for kind in (Single, Ddp, Fsdp, Hsdp)}
 
 
-def spread(ctx: RankContext, run: Run, module: nn.Module) -> Single:
-    """The run's strategy around `module`, whose weights must be equal on all ranks.
+def spread(ctx: RankContext, run: Run, build: Callable[[], nn.Module]) -> Single:
+    """The run's strategy around the model that `build` makes, with its initial weights. Collective.
 
-    UserError for `single` on several ranks, and for `hsdp` on nodes with unequal numbers of ranks.
+    `build`: see `models.build`; it finds torch seeded, equally on all ranks. Seeds of all generators are changed.
+    UserError for `single` on several ranks, for `hsdp` on nodes with unequal numbers of ranks, and for a model that was
+    built with other weights on other ranks.
     """
     name = run.strategy_for(ctx.world_size)
     if name == "single" and ctx.world_size > 1:
         raise UserError(f"strategy = 'single' contradicts WORLD_SIZE = {ctx.world_size}; use ddp or fsdp")
+    seed_all(mix("weights", run.seed))
+    module = build()
+    require_equal(ctx, "what the model's constructor puts into its weights", initial.digest(module))
     blocks.prepare(run.train, module)
     return STRATEGIES[name](ctx, run, module)
 
