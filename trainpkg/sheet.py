@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainpkg.config import Run, Workflow, flatten
+from trainpkg.config import Run, Workflow, flatten, starts
 from trainpkg.config.keys import FREE_FORM
 from trainpkg.errors import UserError
 from trainpkg.schema import known_keys
@@ -126,6 +126,8 @@ def _read_runs(workflow: Workflow, where: str, sections: Tree, problems: Problem
         merged = _merge(_merge(sections, base), _nest(overrides))
         try:
             runs[name] = Run.model_validate({**merged, "run": name, "recipe": recipe})
+            for key in starts.unread(runs[name], [*flatten(base), *overrides]):
+                problems.add(f"{sources[key]}: {key} is given, but {starts.NOT_READ}")
         except ValidationError as error:
             problems.add_all(error, sources | {"run": place, "recipe": place}, str(path), Run)
     if not runs and not problems.found:
@@ -176,8 +178,7 @@ def _read_recipe(path: Path, place: str, problems: Problems) -> Tree | None:
         problems.add(f"{place}: the cell under 'recipe' is empty; recipes are {known}")
         return None
     if not path.is_file():
-        nearest = _nearest(path.stem, known, "recipe")
-        problems.add(f"{place}: recipe = {path.stem!r}: there is no {path}{nearest}")
+        problems.add(f"{place}: recipe = {path.stem!r}: there is no {path}{_nearest(path.stem, known, 'recipe')}")
         return None
     try:
         return read_yaml(path, "recipe")

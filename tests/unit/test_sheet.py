@@ -114,6 +114,18 @@ def test_contradictions(load: Any, row: str, sentence: str) -> None:
     assert sentence in mistakes(load, rows)
 
 
+def test_keys_that_a_program_of_ones_own_does_not_read_are_refused_where_the_run_itself_gives_them(load: Any) -> None:
+    own = "entry: {script: train.py}\nlaunch: {progress_timeout_s: 5, max_restarts: 1}\nevaluate: {batch: 7}\n"
+    rows = "run\trecipe\tcheckpoint.keep_last\na\tr\t3\nb\tr\n"
+    text = mistakes(load, rows, own, logging={"every_steps": 5})
+    why = "is given, but this run trains a program of your own (entry or launch.command), which does not read it"
+    assert f"config/recipes/r.yaml: launch.progress_timeout_s {why}" in text
+    assert f"config/recipes/r.yaml: evaluate.batch {why}" in text
+    assert f"config/runs.tsv:2: run 'a': checkpoint.keep_last {why}" in text
+    assert "max_restarts" not in text and "every_steps" not in text and "'b'" not in text
+    assert load("run\trecipe\na\tr\n", RECIPE + "checkpoint: {keep_last: 3}\n").runs["a"].checkpoint.keep_last == 3
+
+
 @pytest.mark.parametrize(
     ("recipe", "sentence"),
     [

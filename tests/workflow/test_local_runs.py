@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import Snakemake
+from tests.distributed.test_own_programs import BY_HAND, SCRIPT
+from tests.workflow.conftest import ROOT, Snakemake
 
 TINY = """\
 task: images
@@ -67,3 +70,33 @@ def test_one_of_three_runs_fails_and_the_tables_are_there_all_the_same(
     (checkout / "config/runs.tsv").write_text(sheet.replace("cuda", "cpu"))
     snakemake(timeout=280)
     assert {row["status"] for row in table(checkout, results).values()} == {"finished"}, "the failed run is made up for"
+
+
+@pytest.mark.timeout(600)
+def test_a_script_of_ones_own_goes_the_whole_way_on_torchrun_and_by_a_command(
+    snakemake: Snakemake, checkout: Path
+) -> None:
+    """Smoke test (ours, through the same backend), training (the script's), tables; there is nothing to evaluate."""
+    shutil.copy(ROOT / SCRIPT, checkout / "own train.py")
+    backends = {"torchrun": "backend: torchrun", "command": f"backend: command, command: {json.dumps(BY_HAND % '')}"}
+    for name, backend in backends.items():
+        recipe = f"entry: {{script: own train.py, args: [weights-{name}, '10', '{{rank}}']}}\n"
+        recipe += f"launch: {{device: cpu, gpus_per_node: 2, max_restarts: 0, {backend}}}\n"
+        (checkout / f"config/recipes/{name}.yaml").write_text(recipe)
+    (checkout / "config/runs.tsv").write_text("run\trecipe\na\ttorchrun\nb\tcommand\n")
+    (checkout / "config/config.yaml").write_text("checkpoint: {keep_last: 3}\n")
+    (checkout / "results/smoke").mkdir(parents=True)
+    (checkout / "results/smoke/1x2-cpu-own-torchrun.json").write_text("{}")  # one of the two smoke tests is enough
+    snakemake(timeout=560)
+    rows = table(checkout)
+    assert {run: (row["status"], row["world_size"]) for run, row in rows.items()} == {
+        "a": ("finished", "2"),
+        "b": ("finished", "2"),
+    }
+    weights = [json.loads((checkout / f"weights-{name}").read_text())["hash"] for name in backends]
+    assert weights[0] == weights[1]
+    assert (checkout / "results/smoke/1x2-cpu-own-command.json").exists()
+    assert "rank 1 of 2: ['1']" in (checkout / "results/runs/b/launch/1/0/rank-1.log").read_text()
+    assert not list((checkout / "results/runs").glob("*/evaluation.json"))
+    again = snakemake()
+    assert "Nothing to be done" in again.stdout + again.stderr

@@ -6,7 +6,7 @@ A setting that nothing would read is refused, with what reads it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trainpkg import template
@@ -30,6 +30,17 @@ OURS = (
     "profile",
     "seed",
 )
+# what else our trainer alone reads; config.yaml may have it for the runs that it trains
+OURS_IN_CONFIG = (
+    "checkpoint.",
+    "logging.",
+    "evaluate.",
+    "launch.collective_timeout_s",
+    "launch.progress_timeout_s",
+    "launch.end_timeout_s",
+    "launch.save_grace_s",
+)
+NOT_READ = "this run trains a program of your own (entry or launch.command), which does not read it"
 MAX_C10D_NODES = 8192  # each node is told the order of all of them in one bounded line
 CHOSEN_BY_C10D = ("master_addr", "master_port", "dist_url")
 
@@ -37,6 +48,11 @@ CHOSEN_BY_C10D = ("master_addr", "master_port", "dist_url")
 def disagreements(run: Run) -> list[str]:
     """Sentences on what these keys must not say."""
     return [*_command(run), *_entry(run), *_backend(run)]
+
+
+def unread(run: Run, given: Iterable[str]) -> list[str]:
+    """Of the keys that a run's own recipe and row give, those that nothing reads where its program is the user's."""
+    return [key for key in given if key.startswith(OURS_IN_CONFIG)] if run.own_program else []
 
 
 def missing(run: Run) -> list[str]:
