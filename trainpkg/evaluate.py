@@ -15,6 +15,7 @@ import torch
 
 from trainpkg import data, models, tasks
 from trainpkg.config import Run
+from trainpkg.data.loading import loaded
 from trainpkg.data.order import evaluation_passes
 from trainpkg.errors import UserError
 from trainpkg.runtime import manifest, metrics
@@ -53,16 +54,19 @@ def _evaluate(
     strategy.module.eval()
     held_out = splits.validation
     total = torch.zeros(task.num_sums, dtype=torch.float64, device=ctx.device)
-    for first, num_real in evaluation_passes(held_out.num_samples, batch, ctx.rank, ctx.world_size):
+    passes = evaluation_passes(held_out.num_samples, batch, ctx.rank, ctx.world_size)
+    last = held_out.num_samples - 1
+    requests = ((torch.arange(first, first + batch).clamp(max=last), None) for first, _ in passes)
+    batches = loaded(held_out, requests, ctx.device, splits.workers)
+    for (_, num_real), samples in zip(passes, batches, strict=True):
         if stops is None:
             ctx.reporter.alive()
         elif stops():
             strategy.module.train()
             return None
-        places = torch.arange(first, first + batch)
         is_real = (torch.arange(batch) < num_real).to(ctx.device)
         with strategy.autocast():
-            total += task.sums(strategy.module, held_out.batch(places.clamp(max=held_out.num_samples - 1)), is_real)
+            total += task.sums(strategy.module, samples, is_real)
     strategy.module.train()
     sums: list[float] = all_sum(ctx, total).tolist()
     assert sums[-1] == held_out.num_samples, f"{sums[-1]} samples counted of {held_out.num_samples}"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainpkg import data, models, tasks
 from trainpkg.config import Run
-from trainpkg.data.order import Order, slice_of_rank
+from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
 from trainpkg.runtime import checks, manifest
 from trainpkg.runtime.checkpoint import Checkpoints
@@ -120,8 +120,10 @@ def training(smoke: Smoke) -> Outcome:
     splits, task = data.build(run, ctx.device), tasks.build(run)
     strategy, update = _fresh(smoke)
     batch_size = max(1, min(run.train.global_batch // ctx.world_size, 8))
-    first, count = slice_of_rank(0, batch_size * ctx.world_size, ctx.rank, ctx.world_size)
-    batch = splits.train.batch(Order(splits.train.num_samples, run.seed).indices(first, count))
+    train = run.train.model_copy(update={"global_batch": batch_size * ctx.world_size, "accumulation": 1})
+    batches = Feed(splits, run.seed, train, ctx.device, ctx.rank, ctx.world_size)
+    _, _, batch = next(batches.step(0))  # by the run's workers, where it has some: here it shows whether they can
+    batches.close()
     strategy.warm_up(task.loss, batch)
     losses = []
     for step in range(NUM_STEPS):

@@ -1,14 +1,14 @@
 """Train one run from wherever it stands to its last step: read top to bottom, one loop.
 
 Kept by its parts: when to save (`checkpoint`), when ranks meet (`signals`), how the model is spread (`parallel`), which
-samples come when (`data.order`). Here: the order in which these things happen.
+samples come when (`data.feed`). Here: the order in which these things happen.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainpkg import data, export, models, result, tasks
 from trainpkg.config import Run
-from trainpkg.data.order import Order, micro_batch_sizes, slice_of_rank
+from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
 from trainpkg.evaluate import evaluate
 from trainpkg.runtime import insight, manifest, metrics
@@ -38,7 +38,7 @@ class Training:
     run: Run
     task: tasks.Task
     splits: data.Splits
-    order: Order
+    feed: Feed
     strategy: Single
     update: Update
     state: TrainState
@@ -61,6 +61,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
         ctx.say(f"goes on from {name}" if name else "starts at step 0")
     verdict = loop(training)
     training.window.close()
+    training.feed.close()
     if verdict == "finished":
         finish(training, run_dir, Path(spec["out"]), started)
     training.records.close()
@@ -77,15 +78,13 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     num_parameters = sum(p.numel() for p in strategy.module.parameters())
     update = Update(run, strategy)
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
-    order = Order(splits.train.num_samples, run.seed)
-    # A micro-batch, as the loop's: all that accumulation keeps apart would not fit into memory at once.
-    micro_batch = -(-run.train.global_batch // (ctx.world_size * run.train.accumulation))
-    strategy.warm_up(task.loss, splits.train.batch(order.indices(0, micro_batch)))
+    feed = Feed(splits, run.seed, run.train, ctx.device, ctx.rank, ctx.world_size)
+    strategy.warm_up(task.loss, feed.first())
     state, loss = TrainState(), RunningLoss(ctx.device)
     checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, update, state, loss, splits.digest)
     checkpoints.clear_interrupted()
     return Training(
-        ctx, run, task, splits, order, strategy, update, state, loss, checkpoints,
+        ctx, run, task, splits, feed, strategy, update, state, loss, checkpoints,
         metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, run.train.max_steps),
         metrics.Meter(ctx.device), Cadence(), insight.window(run.profile, ctx, run_dir / "profile"), num_parameters,
     )  # fmt: skip
@@ -120,7 +119,7 @@ def loop(t: Training) -> str:
         t.window.step(step)
         t.meter.begin()
         t.update.begin(state.step)
-        for last, num_samples, batch in micro_batches(t):
+        for last, num_samples, batch in t.meter.waiting(t.feed.step(state.samples)):
             with t.strategy.accumulating(last):
                 with t.strategy.autocast():
                     loss = t.task.loss(t.strategy.model, batch)
@@ -150,18 +149,6 @@ def loop(t: Training) -> str:
             t.ctx.stop.honoured(state.step)
             return "again"
     return "finished"
-
-
-def micro_batches(t: Training) -> Iterator[tuple[bool, int, Any]]:
-    """(is the last, number of samples, batch) of this rank's micro-batches of the next step."""
-    first, share = slice_of_rank(t.state.samples, t.run.train.global_batch, t.ctx.rank, t.ctx.world_size)
-    sizes = micro_batch_sizes(share, t.run.train.accumulation)
-    for i, size in enumerate(sizes):
-        asked = time.perf_counter()
-        batch = t.splits.train.batch(t.order.indices(first, size))
-        t.meter.data(asked)
-        yield i == len(sizes) - 1, size, batch
-        first += size
 
 
 def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:

@@ -79,6 +79,7 @@ _forkserver.set_forkserver_preload(
 
 def _enter(log: str, env: dict[str, str], before: Callable[[], None] | None) -> None:
     os.setpgid(0, 0)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # or it could have no workers
     os.environ.clear()
     os.environ.update(env)
     for number, path in ((0, os.devnull), (1, log), (2, log)):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import trainpkg.evaluate
 import trainpkg.train
+from trainpkg.data.feed import Feed
 from trainpkg.runtime import rank as rank_module
 from trainpkg.runtime.checkpoint import Checkpoints
 
@@ -56,16 +57,17 @@ def before_join(rank: int, who: str, how: str) -> None:
 
 def in_step(rank: int, who: str, when: str, how: str) -> None:
     """... while a batch is loaded in step `when` + 1; `+N`: counted from the first step of this generation."""
-    real = trainpkg.train.micro_batches
+    real = Feed.step
     first: list[int] = []
 
-    def wrapped(t: Any) -> Any:
-        first.append(t.state.step)
-        if rank == int(who) and t.state.step - (first[0] if when.startswith("+") else 0) == int(when):
+    def wrapped(self: Feed, position: int) -> Any:
+        step = position // self.global_batch
+        first.append(step)
+        if rank == int(who) and step - (first[0] if when.startswith("+") else 0) == int(when):
             ENDS[how]()
-        return real(t)
+        return real(self, position)
 
-    trainpkg.train.micro_batches = wrapped
+    Feed.step = wrapped  # type: ignore[method-assign]
 
 
 def in_save(rank: int, who: str, when: str, how: str) -> None:
@@ -130,14 +132,14 @@ def alone_at_the_end(rank: int) -> None:
 
 def slow_evaluation(rank: int, seconds: str) -> None:
     """Every pass of an evaluation takes so long."""
-    real = trainpkg.evaluate.evaluation_passes
+    real = trainpkg.evaluate.loaded
 
     def wrapped(*arguments: Any) -> Any:
         for one in real(*arguments):
             time.sleep(float(seconds))
             yield one
 
-    trainpkg.evaluate.evaluation_passes = wrapped
+    trainpkg.evaluate.loaded = wrapped
 
 
 def _hang() -> None:

@@ -1,7 +1,8 @@
-"""The built-in data sets, as tensors in memory: they are small, and indexing beats a loader with workers."""
+"""The built-in data sets, as tensors in memory. Their order is `order`'s, who prepares them `loading`'s."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,35 +14,46 @@ from trainpkg.config import DigitsData, Model, PythonTextData, Run
 
 
 class Dataset(Protocol):
-    """Samples by index."""
+    """Samples by index. `draws`: whether they are altered at random, and so want a seed each."""
 
     num_samples: int
     tokens_per_sample: int | None
+    draws: bool
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of the samples at int64 `indices` [N], on the data set's device."""
+    def batch(self, indices: Tensor, seeds: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) of the samples at int64 `indices` [N], on the data set's device.
+
+        With int64 `seeds` [N] on the CPU each is altered as its own seed says, and nothing else does: no generator's
+        state. Without, the samples are as they are.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Training and held-out samples. `digest` is equal where the data are; `facts` are numbers about the data set."""
+    """Training and held-out samples. `digest` is equal where the data are; `facts` are numbers about the data set.
+
+    `workers`: processes per rank that prepare batches; 0: the rank itself.
+    """
 
     train: Dataset
     validation: Dataset
     digest: str
     facts: dict[str, float]
+    workers: int = 0
 
 
 def build(run: Run, device: torch.device) -> Splits:
-    """The data that `data.name` asks for, on `device`."""
+    """The data that `data.name` asks for: on `device`, or where workers can reach them, who have no device."""
     from trainpkg.data import digits, python_text
 
+    home = device if run.data.workers == 0 else torch.device("cpu")
     match run.data:
         case DigitsData():
-            return digits.load(run.data, device)
+            splits = digits.load(run.data, home)
         case PythonTextData():
-            return python_text.load(run.data, context_of(run.model), device)
+            splits = python_text.load(run.data, context_of(run.model), home)
+    return dataclasses.replace(splits, workers=run.data.workers)
 
 
 def context_of(model: Model) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainpkg.config import DigitsData
@@ -17,19 +18,37 @@ from trainpkg.data import Splits, digest_of, to_device
 from trainpkg.errors import UserError
 from trainpkg.runtime.seeding import mix
 
+BACKGROUND = -1.0
+
 
 class Images:
-    """Images [N, 1, 8, 8] float32 in [-1, 1] and labels [N] int64."""
+    """Images [N, 1, 8, 8] float32 in [-1, 1] and labels [N] int64. Seeds move an image by at most `shift` pixels."""
 
     tokens_per_sample: int | None = None
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
+    def __init__(self, images: Tensor, labels: Tensor, shift: int = 0) -> None:
+        self.images, self.labels, self.shift = images, labels, shift
         self.num_samples = len(labels)
+        self.draws = shift > 0
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        indices = to_device(indices, self.images.device)
-        return self.images[indices], self.labels[indices]
+    def batch(self, indices: Tensor, seeds: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        places = to_device(indices, self.images.device)
+        images = self.images[places]
+        if self.draws and seeds is not None:
+            images = shifted(images, self.shift, seeds)
+        return images, self.labels[places]
+
+
+def shifted(images: Tensor, most: int, seeds: Tensor) -> Tensor:
+    """Each image [N, 1, H, W] moved by -most..most pixels down and right, as its seed says; background comes after."""
+    choices = 2 * most + 1
+    moves = torch.stack([seeds % choices, seeds // choices % choices], 1)
+    tops, lefts = to_device(moves, images.device).unbind(1)
+    height, width = images.shape[2:]
+    rows = tops[:, None, None] + torch.arange(height, device=images.device)[:, None]
+    columns = lefts[:, None, None] + torch.arange(width, device=images.device)
+    padded = F.pad(images, (most, most, most, most), value=BACKGROUND)
+    return padded[torch.arange(len(images), device=images.device)[:, None, None], 0, rows, columns][:, None]
 
 
 def load(config: DigitsData, device: torch.device) -> Splits:
@@ -42,7 +61,7 @@ def load(config: DigitsData, device: torch.device) -> Splits:
         raise UserError(f"data.test_fraction = {config.test_fraction} leaves one part of {len(labels)} images empty")
     test, train = order[:num_test], order[num_test:]
     return Splits(
-        train=Images(images[train].to(device), labels[train].to(device)),
+        train=Images(images[train].to(device), labels[train].to(device), config.shift),
         validation=Images(images[test].to(device), labels[test].to(device)),
         digest=digest_of(images, labels, order),
         facts={},

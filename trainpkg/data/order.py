@@ -7,6 +7,9 @@ number of ranks skips and repeats nothing.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -19,25 +22,41 @@ class Order:
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples = num_samples
         self._seed = seed
-        self._epoch = -1
-        self._permutation = torch.empty(0, dtype=torch.int64)
+        self._permutation = functools.lru_cache(maxsize=2)(self._permute)  # two: a batch may straddle epochs
+        self._seeds = functools.lru_cache(maxsize=2)(self._draw_seeds)
 
     def indices(self, position: int, count: int) -> Tensor:
         """Samples at positions [position, position + count), int64 [count]."""
-        parts = []
-        while count > 0:
-            epoch, offset = divmod(position, self.num_samples)
-            part = self._of_epoch(epoch)[offset : offset + count]
-            parts.append(part)
-            position, count = position + len(part), count - len(part)
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
+        return _joined([self._permutation(epoch)[part] for epoch, part in self._parts(position, count)])
 
-    def _of_epoch(self, epoch: int) -> Tensor:
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(mix("order", self._seed, epoch))
-            self._permutation = torch.randperm(self.num_samples, generator=generator)
-            self._epoch = epoch
-        return self._permutation
+    def seeds(self, position: int, count: int) -> Tensor:
+        """A number in [0, 2**63 - 1) for the sample at each of these positions, int64 [count].
+
+        A function of seed, epoch and sample alone: whoever prepares the sample, whenever, draws the same from it.
+        """
+        parts = self._parts(position, count)
+        return _joined([self._seeds(epoch)[self._permutation(epoch)[part]] for epoch, part in parts])
+
+    def _parts(self, position: int, count: int) -> Iterator[tuple[int, slice]]:
+        """(epoch, places within its permutation) of a range of positions."""
+        end = position + count
+        while position < end:
+            epoch, offset = divmod(position, self.num_samples)
+            length = min(end - position, self.num_samples - offset)
+            yield epoch, slice(offset, offset + length)
+            position += length
+
+    def _permute(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(mix("order", self._seed, epoch))
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def _draw_seeds(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(mix("samples", self._seed, epoch))
+        return torch.randint(2**63 - 1, (self.num_samples,), generator=generator)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def slice_of_rank(position: int, global_batch: int, rank: int, world_size: int) -> tuple[int, int]:

@@ -31,6 +31,8 @@ class Windows:
     target once.
     """
 
+    draws = False
+
     def __init__(self, text: Tensor, context: int, partial: bool) -> None:
         num_targets = len(text) - 1
         self.num_samples = -(-num_targets // context) if partial else num_targets // context
@@ -40,7 +42,7 @@ class Windows:
         self._num_targets = num_targets
         self._offsets = torch.arange(context, device=text.device)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, seeds: Tensor | None = None) -> tuple[Tensor, Tensor]:
         context = len(self._offsets)
         places = to_device(indices, self._text.device)[:, None] * context + self._offsets
         inputs, targets = self._text[places].long(), self._text[places + 1].long()

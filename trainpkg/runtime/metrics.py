@@ -10,12 +10,15 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from trainpkg.runtime.distributed import RankContext
+
+T = TypeVar("T")
 
 
 class MetricsFile:
@@ -89,9 +92,17 @@ class Meter:
         self.steps_s += self.last_s
         self.num_steps += 1
 
-    def data(self, since: float) -> None:
-        """Data for a micro-batch is there; it was asked for at perf_counter() `since`."""
-        self.data_s += time.perf_counter() - since
+    def waiting(self, items: Iterable[T]) -> Iterator[T]:
+        """The same items; the time until each is there counts as waiting for data."""
+        iterator = iter(items)
+        while True:
+            asked = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            self.data_s += time.perf_counter() - asked
+            yield item
 
     def reset(self) -> None:
         self.num_steps, self.steps_s, self.data_s = 0, 0.0, 0.0
