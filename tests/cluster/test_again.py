@@ -116,22 +116,65 @@ def test_one_command_trains_through_three_lives_of_a_job_with_and_without_its_sn
     abandoned.snakemake("--unlock")
     abandoned.snakemake()
     assert abandoned.table()["long"]["status"] == "finished"
-    for project in (followed, abandoned):
-        assert project.json("runs/long/train.json")["steps"] == 400
-        assert project.json("runs/long/train.json")["attempt"] == 3
-        assert len(list(project.path.glob(".snakemake/slurm_logs/rule_train/long/*.log"))) == 1, "one Slurm job"
-        [log] = project.path.glob("logs/train/long.log")
-        assert "attempt 3; what earlier ones said is in" in log.read_text()
-        steps = [step for _, step in steps_of(project, "long")]
-        assert sorted(set(steps)) == list(range(5, 401, 5)), "no step is missing"
-    with (abandoned.path / "results/tables/attempts.csv").open() as lines:
-        rows = [row for row in csv.DictReader(lines) if row["run"] == "long"]
+    assert [lives_of(project) for project in (followed, abandoned)] == [3, 3]
+    rows = attempts_of(abandoned)
     assert [row["slurm_restarts"] for row in rows] == ["0", "1", "2"]
     assert {row["slurm_job_id"] for row in rows} == {job_of(abandoned)}
     assert [row["verdict"] for row in rows] == ["again", "again", "finished"]
 
 
-BUG = """
+def lives_of(project: Project) -> int:
+    """How many lives of one Slurm job the finished run took; asserts that it is whole."""
+    result = project.json("runs/long/train.json")
+    assert result["steps"] == 400
+    assert len(list(project.path.glob(".snakemake/slurm_logs/rule_train/long/*.log"))) == 1, "one Slurm job"
+    [log] = project.path.glob("logs/train/long.log")
+    assert f"attempt {result['attempt']}; what earlier ones said is in" in log.read_text()
+    steps = [step for _, step in steps_of(project, "long")]
+    assert sorted(set(steps)) == list(range(5, 401, 5)), "no step is missing"
+    return int(result["attempt"])
+
+
+def attempts_of(project: Project) -> list[dict[str, str]]:
+    """The run's rows of results/tables/attempts.csv."""
+    with (project.path / "results/tables/attempts.csv").open() as lines:
+        return [row for row in csv.DictReader(lines) if row["run"] == "long"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_one_command_trains_through_jobs_of_one_minute_with_and_without_its_snakemake(
+    lab: Lab, shared_dir: Path
+) -> None:
+    """Slurm's own limit of a minute, and a run that no machine can train in two: a step takes a quarter of a second."""
+    slow = IN_EACH_STEP.format(does="__import__('time').sleep(0.25)")
+    (own(shared_dir, "slow") / "sitecustomize.py").write_text(slow)
+    config = CONFIG.replace("max_restarts: 0", f"max_restarts: 0, env_prepend: {{PYTHONPATH: {shared_dir}/slow}}")
+    config = config.replace('runtime: "20"', 'runtime: "1"')
+    followed = Project(lab, own(shared_dir, "followed"), LONG, config)
+    abandoned = Project(lab, own(shared_dir, "abandoned"), LONG, config)
+    commands = []
+    for project in (followed, abandoned):
+        project.skip_smoke()
+        commands.append(project.start(TRAIN))
+    wait_for_steps(abandoned, 1)
+    commands[1].kill()
+    commands[1].wait(10)
+    assert lab.job(job_of(abandoned))["TimeLimit"] == "00:01:00"
+    assert commands[0].wait(1200) == 0, followed.logs()
+    assert lab.wait_job(job_of(abandoned), timeout=600)["JobState"] == "COMPLETED", abandoned.logs()
+    abandoned.snakemake("--unlock")
+    for project in (followed, abandoned):
+        project.snakemake()
+        lives, rows = lives_of(project), attempts_of(project)
+        assert lives >= 3
+        assert [row["verdict"] for row in rows] == ["again"] * (lives - 1) + ["finished"]
+        assert [row["slurm_restarts"] for row in rows] == [str(life) for life in range(lives)]
+        assert {row["slurm_job_id"] for row in rows} == {job_of(project)}
+
+
+# a sitecustomize.py: `does` at the end of each step
+IN_EACH_STEP = """
 import importlib.abc, importlib.machinery, sys
 
 
@@ -147,8 +190,7 @@ class Finder(importlib.abc.MetaPathFinder):
             save = module.Checkpoints.maybe_save
 
             def maybe_save(self, step):
-                if step == 5:
-                    raise KeyError("a bug")
+                {does}
                 save(self, step)
 
             module.Checkpoints.maybe_save = maybe_save
@@ -163,7 +205,8 @@ sys.meta_path.insert(0, Finder())
 
 @pytest.mark.timeout(600)
 def test_a_bug_is_trained_once_and_each_later_retry_costs_a_cpu_for_a_moment(lab: Lab, shared_dir: Path) -> None:
-    (own(shared_dir, "bug") / "sitecustomize.py").write_text(BUG)
+    bug = "if step == 5: raise KeyError('a bug')"
+    (own(shared_dir, "bug") / "sitecustomize.py").write_text(IN_EACH_STEP.format(does=bug))
     prepend = f"env_prepend: {{PYTHONPATH: {shared_dir}/bug}}"
     config = CONFIG.replace("max_restarts: 0", f"max_restarts: 2, {prepend}")
     project = Project(lab, shared_dir, "run recipe launch.nodes launch.gpus_per_node\nbroken digits 2 2\n", config)

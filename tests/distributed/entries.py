@@ -152,6 +152,7 @@ def steps() -> int:
     together.wait(1)
     report.tell("joined", seconds=0.0, device="cpu")
     total, pace = int(os.environ.get("TEST_STEPS", "5")), float(os.environ.get("TEST_PACE", "0.02"))
+    save_s = float(os.environ.get("TEST_SAVE_S", "0"))
     print(f"rank {rank} of {world} from step {first}", flush=True)
     for name in os.environ.get("TEST_SHOW", "").split():
         print(f"{name}={os.environ.get(name)}", flush=True)
@@ -169,7 +170,7 @@ def steps() -> int:
             if rank == 0:
                 saved.with_suffix(".new").write_text(str(step))
                 saved.with_suffix(".new").replace(saved)
-                report.tell("saved", step=step, seconds=0.0)
+                report.tell("saved", step=step, seconds=save_s)
     except Exception as error:  # noqa: BLE001
         text = f"Traceback: {error!r}"
         is_user = isinstance(error, ValueError)

@@ -109,7 +109,9 @@ def test_a_stop_before_the_first_step_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_the_clock_alone_ends_a_job_in_time(tmp_path: Path) -> None:
-    spec = {"deadline": time.time() + 4, "deadline_lead_s": 1.0}
-    stopped = Launch(tmp_path / "run", TWO, spec, LONG).run()
+    """The limit is an hour away, and the first save claims to have taken half of one: it is time after that step."""
+    spec = {"deadline": time.time() + 3600, "deadline_lead_s": 60.0}
+    stopped = Launch(tmp_path / "run", TWO, spec, LONG | {"TEST_SAVE_S": "1800"}).run()
     assert stopped.status == 75, stopped.output
     assert "time limit is near" in stopped.output
+    assert "ahead instead of 60 s, since a save takes 1800 s" in stopped.output

@@ -139,6 +139,26 @@ def test_a_node_that_leaves_during_the_roll_call_is_named() -> None:
         roll_call(make_spec(2), play)
 
 
+def test_last_words_reach_a_node_that_still_has_something_to_say() -> None:
+    """It writes after the coordinator has said good-bye, and reads later still: nothing may be lost in between."""
+
+    async def run() -> Any:
+        coordinator = Coordinator(make_spec(), SECRET, lambda text: None)
+        reader, writer = await answer(parse_head(await coordinator.listen())[1], make_facts(0))
+        await coordinator.inbox.get()
+        coordinator.goodbye(1, "why")
+        closing = asyncio.ensure_future(coordinator.close())
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            writer.write(wire.encode({"type": "beat", "generation": 0, "steps": {}}))
+        words = await wire.receive(reader)
+        writer.close()
+        await closing
+        return words
+
+    assert asyncio.run(run()) == {"type": "bye", "status": 1, "sentence": "why"}
+
+
 def test_a_node_refuses_a_listener_without_the_secret() -> None:
     async def run() -> None:
         other = Coordinator(make_spec(), "another secret", lambda text: None)

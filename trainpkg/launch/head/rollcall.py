@@ -21,7 +21,7 @@ from trainpkg.launch.head.command import OnTheWay
 from trainpkg.launch.head.member import Incoming, Member
 from trainpkg.launch.head.missing import AskStates, Waiting
 from trainpkg.launch.head.proof import Proof, Proven
-from trainpkg.launch.head.reception import Reception, hosts_of
+from trainpkg.launch.head.reception import TURN_AWAY_S, Reception, hosts_of
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start.torchrun import order_of_ranks, simulated_address
@@ -29,6 +29,7 @@ from trainpkg.launch.wire import BEAT_S, Message
 
 FACTS_TIMEOUT_S = 30.0
 PROOF_TIMEOUT_S = 20.0  # for all nodes to try all addresses of node 0
+PARTING_S = 1.0  # typed nodes, which nobody but people started, have longer
 MAX_STRANGERS_TOLD = 5
 MAX_NAMES_TOLD = 4
 
@@ -53,7 +54,9 @@ class Coordinator:
         self._refused = ""  # a node of ours that must not take part ends the roll call
         self.reception: Reception | None = None  # of typed nodes
         self.interrupted: Callable[[str], None] = say  # called with who was told to end everything
-        self._admitted: set[asyncio.StreamWriter] = set()  # members, and who is about to be one
+        # members, and who is about to be one; each with the task that hears it
+        self._admitted: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._parting_s = 0.0  # for nodes to hear the last words and leave
         self._num_names_told = 0
 
     async def listen(self, listener: socket.socket | None = None) -> str:
@@ -88,14 +91,15 @@ class Coordinator:
             self._beating.cancel()
         if self._server is not None:
             self._server.close()
-        drains = asyncio.gather(*(writer.drain() for writer in self._admitted), return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(drains, 1.0)
-        for writer in self._admitted.copy():
+        # who closes while the other side still writes resets the connection, and the last words with it
+        if heard := [task for task in self._admitted.values() if task is not None]:
+            await asyncio.wait(heard, timeout=self._parting_s)
+        for writer in list(self._admitted):
             writer.close()
 
     def goodbye(self, status: int, sentence: str) -> None:
         """Let all nodes end, with this status and these last words."""
+        self._parting_s = PARTING_S if self.reception is None else TURN_AWAY_S
         for writer in self._admitted:
             if not writer.is_closing():
                 writer.write(wire.encode({"type": "bye", "status": status, "sentence": sentence}))
@@ -116,7 +120,7 @@ class Coordinator:
         member = None
         try:
             await wire.admit(reader, writer, self.secret, self.spec.handshake)
-            self._admitted.add(writer)
+            self._admitted[writer] = asyncio.current_task()
             first = await asyncio.wait_for(wire.receive(reader), FACTS_TIMEOUT_S)
             if self.reception is not None and first is not None and first.get("type") == "typed":
                 first = await self.reception.receive(first, reader, writer)
@@ -141,7 +145,7 @@ class Coordinator:
         finally:
             if member is not None:
                 self.inbox.put_nowait(Incoming(member, None))
-            self._admitted.discard(writer)
+            self._admitted.pop(writer, None)
             writer.close()
 
     def _refuse_stranger(self, peer: str, why: str) -> None:

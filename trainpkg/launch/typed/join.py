@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import socket
@@ -101,6 +102,8 @@ async def take_part(typed: Typed, secret: str, secret_file: Path, patience_s: fl
 async def ask(typed: Typed, secret: str, secret_file: Path, patience_s: float) -> tuple[Streams, Message]:
     """A proven connection to node 0, and its answer. Says what it waits for, if it must.
 
+    A connection that ends before the answer is made anew: node 0 tells the verdict to those who call while it ends.
+
     Raises:
         UserError: HOST leads back here, somebody else listens there, or nobody within `patience_s`.
         Refused: node 0 says why this node does not fit.
@@ -154,7 +157,7 @@ async def present(typed: Typed, secret: str, secret_file: Path, streams: Streams
             f"that node 0 was given (compare `sha256sum {secret_file}` on both), or another launch has that port"
         ) from error
     if answer is None:
-        raise Refused(f"node 0 at {place} hung up before it told what to run", 1)
+        raise ConnectionResetError(errno.ECONNRESET, "it hung up before it told what to run")
     if answer.get("type") == "bye":
         raise Refused(str(answer.get("sentence")), int(answer.get("status", 1)))
     return answer
