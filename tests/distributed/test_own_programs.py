@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launching import Launch
+from tests.distributed.launching import ROOT, Launch
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 TWO = {"nodes": 2, "gpus_per_node": 2}
@@ -74,6 +74,20 @@ def test_a_script_comes_to_the_same_weights_on_every_backend(
     assert json.loads((tmp_path / "weights").read_text())["hash"] == spawned
     assert json.loads(done.out.read_text())["status"] == "finished"
     assert len(list((tmp_path / "run/launch/1/0").glob("rank-*.log"))) == 4
+
+
+def test_the_readmes_script_is_tried_as_it_says(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text().partition("## A script of your own")[2]
+    commands = text.partition("```sh\n")[2].partition("```")[0]
+    for name in ("config", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-ec", commands], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "results/runs/mine/train.json").read_text())["gpus_per_node"] == [1, 1]
+    assert json.loads((tmp_path / "results/weights.json").read_text())["hash"]
 
 
 def test_a_killed_rank_of_a_script_is_the_cause_and_the_script_starts_again(tmp_path: Path, spawned: str) -> None:
