@@ -18,7 +18,7 @@ from trainpkg.config import Run
 from trainpkg.data.loading import loaded
 from trainpkg.data.order import evaluation_passes
 from trainpkg.errors import UserError
-from trainpkg.runtime import manifest, metrics
+from trainpkg.runtime import manifest, mesh, metrics
 from trainpkg.runtime.checkpoint import Checkpoints
 from trainpkg.runtime.distributed import RankContext, all_sum, require_equal
 from trainpkg.runtime.parallel import Single, spread
@@ -54,7 +54,7 @@ def _evaluate(
     strategy.module.eval()
     held_out = splits.validation
     total = torch.zeros(task.num_sums, dtype=torch.float64, device=ctx.device)
-    passes = evaluation_passes(held_out.num_samples, batch, ctx.rank, ctx.world_size)
+    passes = evaluation_passes(held_out.num_samples, batch, strategy.data_rank, strategy.data_world_size)
     last = held_out.num_samples - 1
     requests = ((torch.arange(first, first + batch).clamp(max=last), None) for first, _ in passes)
     batches = loaded(held_out, requests, ctx.device, splits.workers)
@@ -75,9 +75,9 @@ def _evaluate(
 
 def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     """Evaluate the run's last checkpoint; rank 0 writes `out`. UserError where it is missing or damaged."""
-    run = for_any_ranks(run)
+    run = for_these_ranks(ctx, run)
     strategy = spread(ctx, run, lambda: models.build(run.model))
-    splits, task = data.build(run, ctx.device), tasks.build(run)
+    splits, task = data.build(run, ctx.device), tasks.build(run, strategy.pieces)
     require_equal(ctx, "the data's digest", splits.digest)
     state = TrainState()
     folder = Path(spec["run_dir"]) / "checkpoints"
@@ -121,6 +121,16 @@ def require_trained(step: int, max_steps: int, folder: Path, passed_over: list[s
     )
 
 
-def for_any_ranks(run: Run) -> Run:
-    """The run without `strategy: single`: here several ranks share the samples, each with a whole model."""
-    return run.model_copy(update={"strategy": None}) if run.strategy == "single" else run
+def for_these_ranks(ctx: RankContext, run: Run) -> Run:
+    """Without what an evaluation on other ranks than the training's cannot keep. Collective.
+
+    `strategy: single`: here several ranks share the samples, each with a whole model. `sequence_parallel`: only where
+    it divides the ranks of each node.
+    """
+    changes: dict[str, Any] = {"strategy": None} if run.strategy == "single" else {}
+    size = run.sequence_parallel
+    if any(count % size for count in mesh.ranks_of_nodes(ctx)):
+        changes["sequence_parallel"] = 1
+        if ctx.is_main:
+            ctx.warn(f"sequence_parallel = {size} does not divide the ranks of each node: sequences stay whole here")
+    return run.model_copy(update=changes)

@@ -58,6 +58,7 @@ def topology(run: Run) -> str:
     gpus = "all" if run.launch.gpus_per_node is None else str(run.launch.gpus_per_node)
     device = run.launch.device if run.launch.device == "cpu" else run.slurm.gpu_type or run.launch.device
     strategy = "own" if run.own_program else run.strategy_for(2 if run.num_ranks is None else run.num_ranks)
+    strategy += f"-sp{run.sequence_parallel}" if run.sequence_parallel > 1 else ""
     library = "" if run.launch.dist_backend == "auto" else f"-{run.launch.dist_backend}"
     return f"{nodes}x{gpus}-{device}-{strategy}-{run.launch.backend}{library}"
 

@@ -117,11 +117,12 @@ def nodes(smoke: Smoke) -> Outcome:
 def training(smoke: Smoke) -> Outcome:
     """A few steps of the run's own strategy, model and precision on one batch; its loss must fall."""
     ctx, run = smoke.ctx, smoke.run
-    splits, task = data.build(run, ctx.device), tasks.build(run)
     strategy, update = _fresh(smoke)
-    batch_size = max(1, min(run.train.global_batch // ctx.world_size, 8))
-    train = run.train.model_copy(update={"global_batch": batch_size * ctx.world_size, "accumulation": 1})
-    batches = Feed(splits, run.seed, train, ctx.device, ctx.rank, ctx.world_size)
+    splits, task = data.build(run, ctx.device), tasks.build(run, strategy.pieces)
+    num_shares = strategy.data_world_size
+    batch_size = max(1, min(run.train.global_batch // num_shares, 8))
+    train = run.train.model_copy(update={"global_batch": batch_size * num_shares, "accumulation": 1})
+    batches = Feed(splits, run.seed, train, ctx.device, strategy.data_rank, num_shares)
     _, _, batch = next(batches.step(0))  # by the run's workers, where it has some: here it shows whether they can
     batches.close()
     strategy.warm_up(task.loss, batch)

@@ -70,15 +70,15 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
 
 def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     """Build every part, equal on all ranks; collective. UserError where batch and ranks do not fit."""
-    require_samples(run, ctx.world_size)
-    splits, task = data.build(run, ctx.device), tasks.build(run)
+    require_samples(run, ctx.world_size // run.sequence_parallel)
+    splits = data.build(run, ctx.device)
     require_equal(ctx, "the run's fingerprint", run.fingerprint())
     require_equal(ctx, "the data's digest", splits.digest)
     strategy = spread(ctx, run, lambda: models.build(run.model))
     num_parameters = sum(p.numel() for p in strategy.module.parameters())
-    update = Update(run, strategy)
+    task, update = tasks.build(run, strategy.pieces), Update(run, strategy)
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
-    feed = Feed(splits, run.seed, run.train, ctx.device, ctx.rank, ctx.world_size)
+    feed = Feed(splits, run.seed, run.train, ctx.device, strategy.data_rank, strategy.data_world_size)
     strategy.warm_up(task.loss, feed.first())
     state, loss = TrainState(), RunningLoss(ctx.device)
     checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, update, state, loss, splits.digest)
@@ -90,13 +90,14 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     )  # fmt: skip
 
 
-def require_samples(run: Run, world_size: int) -> None:
-    """UserError where a rank would have no sample in a micro-batch."""
+def require_samples(run: Run, data_world_size: int) -> None:
+    """UserError where one of so many shares of the batch would have no sample in a micro-batch."""
     batch, count = run.train.global_batch, run.train.accumulation
-    if batch // world_size < count:
+    share = batch // max(data_world_size, 1)
+    if share < count:
         raise UserError(
-            f"train.global_batch = {batch} leaves a rank of {world_size} only {batch // world_size} sample(s), too few "
-            f"for train.accumulation = {count} micro-batches"
+            f"train.global_batch = {batch} leaves only {share} sample(s) for each of {data_world_size} ranks, or groups "
+            f"of ranks that share sequences: too few for train.accumulation = {count} micro-batches"
         )
 
 
@@ -124,9 +125,9 @@ def loop(t: Training) -> str:
                 with t.strategy.autocast():
                     loss = t.task.loss(t.strategy.model, batch)
                 # Ranks are averaged, each with as much weight as it has samples of the global batch.
-                share = num_samples * t.ctx.world_size / run.train.global_batch
+                share = num_samples * t.strategy.data_world_size / run.train.global_batch
                 t.update.scaled(loss * share).backward()  # type: ignore[no-untyped-call]
-            t.loss.add(loss, num_samples)
+            t.loss.add(loss, num_samples / t.strategy.pieces.size)
         grad_norm = t.update.step(step, loss, records)
         state.advance(run.train.global_batch, t.splits.train.tokens_per_sample)
         meets = records or t.cadence.due(state.step)

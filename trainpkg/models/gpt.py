@@ -12,7 +12,12 @@ NUM_BYTES = 256
 
 
 class GPT(nn.Module):
-    """Bytes [N, T] (int64, T <= context) to logits of the next byte [N, T, 256]."""
+    """Bytes [N, T] (int64, T <= context) to logits of the next byte [N, T, 256].
+
+    `piece`: the bytes are this one of several equally long pieces of each text, counted from 0.
+    """
+
+    piece = 0
 
     def __init__(self, config: GPTModel) -> None:
         super().__init__()
@@ -30,7 +35,8 @@ class GPT(nn.Module):
         initialise(name, tensor, len(self.blocks))
 
     def forward(self, text: Tensor) -> Tensor:
-        positions = torch.arange(text.shape[1], device=text.device)
+        length = text.shape[1]
+        positions = torch.arange(self.piece * length, (self.piece + 1) * length, device=text.device)
         x = self.dropout(self.embed(text) + self.position(positions))
         for block in self.blocks:
             x = block(x)

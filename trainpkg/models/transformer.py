@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,12 +16,13 @@ class Attention(nn.Module):
         self.heads, self.causal, self.dropout = heads, causal, dropout
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
+        self.mix: Callable[..., Tensor] = F.scaled_dot_product_attention
 
     def forward(self, x: Tensor) -> Tensor:
         n, t, dim = x.shape
         q, k, v = self.qkv(x).view(n, t, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout)
+        mixed = self.mix(q, k, v, is_causal=self.causal, dropout_p=dropout)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(n, t, dim))
         return out
 

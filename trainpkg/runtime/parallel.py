@@ -1,5 +1,8 @@
 """How a model is spread over the ranks: single, ddp, fsdp, hsdp. Wraps a model from outside; models know nothing of it.
 
+Weights and gradients belong to all ranks, also where some of them share sequences: then a rank's loss is the mean over
+its piece, pieces are equally long, and the average over all ranks is what it was.
+
 All share one set of methods, and the loop never asks which one it has. A model tells its repeated parts in an
 attribute `blocks` (nn.ModuleList): those are sharded, compiled and recomputed one by one. The precision of the passes
 belongs here as well, in training and evaluation alike.
@@ -19,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import blocks, initial, mesh
+from trainpkg.runtime import blocks, initial, mesh, sequence
 from trainpkg.runtime.distributed import RankContext, require_equal
 from trainpkg.runtime.mesh import local
 from trainpkg.runtime.seeding import mix, seed_all
@@ -37,10 +40,20 @@ class Single:
         self.ctx = ctx
         self.run = run
         self.precision = PRECISIONS[run.train.precision]
+        self.pieces = sequence.share(ctx, run.sequence_parallel, module)
         self.module = self._placed(module)
         shards_on = torch.device("cpu") if run.fsdp.cpu_offload else None
         initial.fill(self.module, run.seed, ctx.device, shards_on)
         self.model: nn.Module = self.module  # what the training loop calls
+
+    @property
+    def data_rank(self) -> int:
+        """Which of `data_world_size` shares of the samples this rank works on; ranks that share sequences have one."""
+        return self.ctx.rank // self.pieces.size
+
+    @property
+    def data_world_size(self) -> int:
+        return self.ctx.world_size // self.pieces.size
 
     def _placed(self, module: nn.Module) -> nn.Module:
         """Sharded, or as it is: before its weights have memory."""

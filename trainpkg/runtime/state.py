@@ -49,19 +49,20 @@ class RunningLoss:
 
     def __init__(self, device: torch.device) -> None:
         self.total = torch.zeros((), dtype=torch.float64, device=device)
-        self.count = 0
+        self.count = 0.0
 
-    def add(self, mean: Tensor, num_samples: int) -> None:
+    def add(self, mean: Tensor, num_samples: float) -> None:
+        """`num_samples`: a part of each, where ranks share them."""
         self.total += mean.detach().double() * num_samples
         self.count += num_samples
 
     def reset(self) -> None:
         self.total.zero_()
-        self.count = 0
+        self.count = 0.0
 
     def as_dict(self) -> dict[str, float]:
         return {"total": self.total.item(), "count": self.count}
 
     def load(self, saved: dict[str, float]) -> None:
         self.total.fill_(saved["total"])
-        self.count = int(saved["count"])
+        self.count = float(saved["count"])

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 from torch import Tensor, nn
 
 from trainpkg.config import Run
+from trainpkg.runtime.sequence import Pieces
 
 
 class Task(Protocol):
@@ -32,9 +33,11 @@ class Task(Protocol):
         ...
 
 
-def build(run: Run) -> Task:
-    """The task that `task` asks for."""
+def build(run: Run, pieces: Pieces) -> Task:
+    """The task that `task` asks for, for a model that is given `pieces` of the samples."""
     from trainpkg.tasks.images import Images
     from trainpkg.tasks.language import Language
+    from trainpkg.tasks.pieces import OnPieces
 
-    return Images() if run.task == "images" else Language()
+    task: Task = Images() if run.task == "images" else Language()
+    return OnPieces(task, pieces) if pieces.size > 1 else task
