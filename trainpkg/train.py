@@ -96,8 +96,8 @@ def require_samples(run: Run, data_world_size: int) -> None:
     share = batch // max(data_world_size, 1)
     if share < count:
         raise UserError(
-            f"train.global_batch = {batch} leaves only {share} sample(s) for each of {data_world_size} ranks, or groups "
-            f"of ranks that share sequences: too few for train.accumulation = {count} micro-batches"
+            f"train.global_batch = {batch} leaves {share} sample(s) for each of {data_world_size} ranks, or groups of "
+            f"ranks that share sequences: too few for train.accumulation = {count} micro-batches"
         )
 
 

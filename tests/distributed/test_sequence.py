@@ -84,7 +84,7 @@ def attention(group: Any, size: int, causal: bool) -> None:
 
 
 def evaluations(ctx: RankContext) -> None:
-    """Sums over the held-out text, whose last window is partial, in passes that are not full: those of whole windows."""
+    """Sums over the held-out text, whose last window is partial, in passes that are not full."""
     found = {}
     for size in (1, 2, 4):
         run = run_of(GPT | {"strategy": "fsdp", "sequence_parallel": size})
@@ -113,10 +113,8 @@ def test_pieces_of_sequences(tmp_path: Path) -> None:
         weights, _, _ = many.outcome(tmp_path / "shared", name)
         for key, tensor in reference.items():
             torch.testing.assert_close(weights[key], tensor, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-        for one, other in zip(
-            records(tmp_path / "shared" / name), records(tmp_path / "single" / "one"), strict=True
-        ):
-            assert [one[key] for key in ("kind", "step", "samples")] == [other[key] for key in ("kind", "step", "samples")]
+        for one, other in zip(records(tmp_path / "shared" / name), records(tmp_path / "single" / "one"), strict=True):
+            assert (one["kind"], one["step"], one["samples"]) == (other["kind"], other["step"], other["samples"])
             if one["kind"] == "train":
                 assert one["tokens"] == other["tokens"]
                 assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
