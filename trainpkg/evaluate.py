@@ -74,7 +74,10 @@ def _evaluate(
 
 
 def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
-    """Evaluate the run's last checkpoint; rank 0 writes `out`. UserError where it is missing or damaged."""
+    """Evaluate the checkpoint that evaluate.checkpoint names; rank 0 writes `out`.
+
+    UserError where it is missing or damaged, and for the last one of a run that is not finished.
+    """
     run = for_these_ranks(ctx, run)
     strategy = spread(ctx, run, lambda: models.build(run.model))
     splits, task = data.build(run, ctx.device), tasks.build(run, strategy.pieces)
@@ -82,10 +85,9 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     state = TrainState()
     folder = Path(spec["run_dir"]) / "checkpoints"
     checkpoints = Checkpoints(ctx, folder, run, strategy, None, state, RunningLoss(ctx.device), splits.digest)
-    name = checkpoints.load_latest()
-    if name is None:
-        raise UserError(f"{folder} holds no whole checkpoint; train the run first")
-    require_trained(state.step, run.train.max_steps, folder, checkpoints.passed_over)
+    name, weights = checkpoints.load_weights(run.evaluate.checkpoint, run.evaluate.weights)
+    if run.evaluate.checkpoint == "last":
+        require_trained(state.step, run.train.max_steps, folder, checkpoints.passed_over)
     # A request to stop is not heard here: nothing of an evaluation can be saved.
     sums = evaluate(ctx, strategy, task, splits, run.evaluate.batch)
     assert sums is not None
@@ -96,13 +98,16 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
         "fingerprint": run.fingerprint(),
         "step": state.step,
         "checkpoint": name,
+        "weights": weights,
         "data_digest": splits.digest,
         "world_size": ctx.world_size,
         "num_samples": int(sums[-1]),
         "metrics": found,
     })  # fmt: skip
     if ctx.is_main:
-        ctx.say(f"{name} on {int(sums[-1])} samples: " + ", ".join(f"{k} {v:.6g}" for k, v in found.items()))
+        ctx.say(
+            f"{name} ({weights}) on {int(sums[-1])} samples: " + ", ".join(f"{k} {v:.6g}" for k, v in found.items())
+        )
         manifest.replace_synced(Path(spec["out"]), json.dumps({**result, "notes": notes}, indent=1) + "\n")
     return "finished"
 

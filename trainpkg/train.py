@@ -56,9 +56,9 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     """Returns `finished`, or `again` where a stop was asked for and the state is saved. Collective."""
     run_dir, started = Path(spec["run_dir"]), time.time()
     training = prepare(ctx, run, run_dir)
-    name = training.checkpoints.load_latest()
+    begun = training.checkpoints.resume()
     if ctx.is_main:
-        ctx.say(f"goes on from {name}" if name else "starts at step 0")
+        ctx.say(begun)
     verdict = loop(training)
     training.window.close()
     training.feed.close()
@@ -167,11 +167,13 @@ def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:
         meter.data_s,
         metrics.memory_mb(t.ctx.device),
         t.update.first_bad(),
+        t.checkpoints.wish(),
     ]
     rows = gather_rows(t.ctx, own)
-    stops, totals, counts, steps_s, data_s, memories, bad_steps = zip(*rows, strict=True)
+    stops, totals, counts, steps_s, data_s, memories, bad_steps, wishes = zip(*rows, strict=True)
     if any(bad_steps):
         raise t.update.refuse(int(min(filter(None, bad_steps))))
+    t.checkpoints.agree(wishes)
     t.cadence.met(state.step, max(steps_s))
     if records:
         told = t.update.record()
@@ -218,7 +220,7 @@ def evaluate_now(t: Training) -> bool:
 
 def finish(t: Training, run_dir: Path, out: Path, started: float) -> None:
     """Weights for others, then the result: train.json is written last, and is what says that the run is done."""
-    export.write_model(t.ctx, t.run, t.strategy, run_dir / "model", t.state.step)
+    export.write_model(t.ctx, t.run, t.strategy, t.update.average, run_dir / "model", t.state.step)
     nodes = gather_objects(t.ctx, (t.ctx.node_rank, t.ctx.host))
     if not t.ctx.is_main:
         return

@@ -81,7 +81,7 @@ def live(ctx: RankContext, run: Run, folder: Path, steps: int | None = None) -> 
     """One life of a training: to its end, or stopped after `steps` steps. Files that no test reads are not written."""
     ctx.stop.reason = None
     training = train.prepare(ctx, run, folder)
-    training.checkpoints.load_latest()
+    training.checkpoints.resume()
     if steps is not None:
         state, due, poll = training.state, training.cadence.due, ctx.stop.poll
         training.cadence.due = lambda step: due(step) or step >= steps  # type: ignore[method-assign]
@@ -101,6 +101,7 @@ def live(ctx: RankContext, run: Run, folder: Path, steps: int | None = None) -> 
 
 def keep(ctx: RankContext, training: train.Training, folder: Path) -> None:
     """Whole weights and averages, by rank 0."""
+
     def write(name: str) -> None:
         whole = tensors.full_weights(training.strategy.module)  # may be the parameters themselves
         if ctx.is_main:

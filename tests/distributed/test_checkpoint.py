@@ -55,7 +55,7 @@ def alter_manifest(folder: Path) -> None:
 
 DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (truncate, "__1_0.distcp has"),
-    (flip, "__1_0.distcp is damaged: its SHA-256 is"),
+    (flip, "__1_0.distcp is damaged: its CRC-32 is"),
     (alter_manifest, "manifest.json was altered"),
     (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing: the save was interrupted"),
     (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),

@@ -80,14 +80,14 @@ def forget_data(folder: Path) -> None:
 
 def stale_shard() -> None:
     """One rank's view of one file is stale, as on a network file system."""
-    plain = manifest.sha256_of
+    plain = manifest.facts_of
 
-    def sha256_of(path: Path) -> str:
+    def facts_of(path: Path) -> dict[str, int]:
         if path.name == "__1_0.distcp":
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
         return plain(path)
 
-    manifest.sha256_of = sha256_of
+    manifest.facts_of = facts_of
 
 
 def test_a_file_that_cannot_be_read_is_not_taken_for_damaged(trained: Path, tmp_path: Path) -> None:

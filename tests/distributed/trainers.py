@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ import trainpkg.evaluate
 import trainpkg.train
 from trainpkg.data.feed import Feed
 from trainpkg.runtime import rank as rank_module
-from trainpkg.runtime.checkpoint import Checkpoints
+from trainpkg.runtime.shelf import Shelf
+from trainpkg.runtime.tensors import Writer
 
 
 def main() -> None:
@@ -72,15 +74,16 @@ def in_step(rank: int, who: str, when: str, how: str) -> None:
 
 def in_save(rank: int, who: str, when: str, how: str) -> None:
     """... in the save after step `when`, with files half written."""
-    real = Checkpoints._write_own
+    real = Writer.write_data
 
-    def wrapped(self: Any, waiting: Any) -> Any:
-        if rank == int(who) and self.state.step >= int(when):
-            (waiting / f"torn-{rank}").write_bytes(b"x" * 1000)
+    def wrapped(self: Any, *arguments: Any) -> Any:
+        folder = Path(self.path)
+        if rank == int(who) and int(folder.name.split("-")[2]) >= int(when):
+            (folder / f"torn-{rank}").write_bytes(b"x" * 1000)
             ENDS[how]()
-        return real(self, waiting)
+        return real(self, *arguments)
 
-    Checkpoints._write_own = wrapped  # type: ignore[method-assign]
+    Writer.write_data = wrapped  # type: ignore[method-assign]
 
 
 def anytime(rank: int, who: str, seconds: str, how: str) -> None:
@@ -93,7 +96,7 @@ def anytime(rank: int, who: str, seconds: str, how: str) -> None:
 
 def slow_publish(rank: int, seconds: str) -> None:
     """Rank 0 takes long to publish a checkpoint; the others wait for it."""
-    real = Checkpoints._publish
+    real = Shelf.publish
 
     def wrapped(self: Any, *arguments: Any) -> None:
         print("publishing begins", flush=True)
@@ -101,20 +104,20 @@ def slow_publish(rank: int, seconds: str) -> None:
         real(self, *arguments)
         print("published", flush=True)
 
-    Checkpoints._publish = wrapped  # type: ignore[method-assign]
+    Shelf.publish = wrapped  # type: ignore[method-assign]
 
 
 def slow_write(rank: int, who: str, seconds: str) -> None:
     """One rank takes long to write its part of a checkpoint."""
-    real = Checkpoints._write_own
+    real = Writer.write_data
 
-    def wrapped(self: Any, waiting: Any) -> Any:
+    def wrapped(self: Any, *arguments: Any) -> Any:
         if rank == int(who):
             print("writing begins", flush=True)
             time.sleep(float(seconds))
-        return real(self, waiting)
+        return real(self, *arguments)
 
-    Checkpoints._write_own = wrapped  # type: ignore[method-assign]
+    Writer.write_data = wrapped  # type: ignore[method-assign]
 
 
 def alone_at_the_end(rank: int) -> None:

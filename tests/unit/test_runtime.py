@@ -22,11 +22,12 @@ import torch
 from trainpkg.errors import UserError
 from trainpkg.launch.node import evidence
 from trainpkg.runtime import manifest, metrics, tensors
-from trainpkg.runtime.checkpoint import file_problem, step_names
 from trainpkg.runtime.distributed import RankContext, is_lost_peer
 from trainpkg.runtime.rank import read_spec, report_exception
 from trainpkg.runtime.report import Reporter
+from trainpkg.runtime.saving import file_problem
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
+from trainpkg.runtime.shelf import step_names
 from trainpkg.runtime.signals import Cadence, StopRequest
 from trainpkg.runtime.state import TrainState
 

@@ -22,7 +22,7 @@ def refuse_pipeline(name: object) -> object:
 
 def disagreements(run: Run) -> list[str]:
     """Sentences on features that contradict each other, for runs of the built-in trainer."""
-    return [*_strategy(run), *_sequence(run), *_optim(run), *_profile(run)]
+    return [*_strategy(run), *_sequence(run), *_optim(run), *_evaluate(run), *_profile(run)]
 
 
 def _strategy(run: Run) -> Iterator[str]:
@@ -81,6 +81,16 @@ def _optim(run: Run) -> Iterator[str]:
         yield (
             "train.nonfinite = 'ignore' with train.precision = 'fp16': the gradient scaler works by leaving out steps "
             "that overflow; use skip or stop (which looks at the loss then)"
+        )
+
+
+def _evaluate(run: Run) -> Iterator[str]:
+    if run.evaluate.weights == "ema" and run.ema is None:
+        yield "evaluate.weights = 'ema' needs a section ema: this run keeps no averaged weights; take auto or raw"
+    if run.evaluate.checkpoint == "best" and not run.checkpoint.keep_best:
+        yield (
+            "evaluate.checkpoint = 'best' needs checkpoint.keep_best of at least 1: else the best may be gone by the "
+            "end of the run"
         )
 
 

@@ -1,42 +1,36 @@
-"""Checkpoints of one run: when to save, publishing whole ones only, finding the newest whole one, pruning.
+"""Checkpoints of one run: what is in one, when one is due, saving beside training, going on from one.
 
-    checkpoints/step-00000200/   shards and index of torch.distributed.checkpoint: tensors only
-                                 state.json (how far), rank-00000.json (what each rank has for itself), manifest.json
-    checkpoints/latest           name of the newest, moved last
-
-All ranks call every method, and every decision is rank 0's, or made from what all ranks gathered. A step directory
-appears by one rename after all its files are synced, so what was there before stays whole if a save fails.
+All ranks call every method, and every decision is rank 0's, or made from what all ranks gathered. A checkpoint is the
+state of the step at whose end it was begun, also when training goes on while it is written. How it lies on disk, and
+which stay, belongs to `shelf`; the tensors' files to `tensors`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import errno
 import json
-import re
 import shutil
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from trainpkg import __version__
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import manifest, tensors
-from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_objects, is_lost_peer, patient
+from trainpkg.runtime import init_from, manifest, tensors
+from trainpkg.runtime.distributed import RankContext, broadcast_object, is_lost_peer, patient
 from trainpkg.runtime.parallel import Single
+from trainpkg.runtime.saving import Flight, file_problem
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
+from trainpkg.runtime.shelf import STATE, Shelf, read_facts, step_name
 from trainpkg.runtime.state import RunningLoss, TrainState
 from trainpkg.runtime.update import Update
 
-FORMAT = 1
-_STEP = re.compile(r"step-(\d{8,})")
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NOTHING, DUE, FAILED = 0.0, 1.0, 2.0  # what a rank tells the others of
 
 
 class Checkpoints:
@@ -54,247 +48,218 @@ class Checkpoints:
         data_digest: str | None = None,
     ) -> None:
         self.data_digest = data_digest  # None: data play no part, and none are compared
-        self.ctx, self.folder, self.run, self.strategy = ctx, folder, run, strategy
+        self.ctx, self.run, self.strategy = ctx, run, strategy
         self.update, self.state, self.loss = update, state, loss
-        self._damaged: set[str] = set()  # rank 0's knowledge
+        self.shelf = Shelf(ctx, folder, run.checkpoint)
         self.passed_over: list[str] = []  # names of damaged ones newer than what was loaded, newest first, on all ranks
-        self._saved_step: int | None = None
+        self._saved_step: int | None = None  # or being saved
+        self._flight: Flight | None = None
+        self._due = False
+        self._last = time.monotonic()
+        self._beside = tensors.Beside(ctx, run.checkpoint.timeout_s) if run.checkpoint.asynchronous and update else None
+
+    # -- when
+
+    def wish(self) -> float:
+        """What this rank tells the others where they meet; they `agree` on what comes of it."""
+        if self._flight is not None and self._flight.failed:
+            return FAILED
+        minutes = self.run.checkpoint.every_minutes
+        late = minutes is not None and time.monotonic() - self._last >= 60 * minutes
+        return DUE if late and self.ctx.is_main else NOTHING
+
+    def agree(self, wishes: Sequence[float]) -> None:
+        """All ranks' wishes. UserError on all of them where a save beside training has failed."""
+        self._due = DUE in wishes
+        if FAILED in wishes or (self._flight is not None and self._flight.over):
+            self.settle()
 
     def maybe_save(self, step: int) -> None:
-        """Save if the policy says so after `step` steps; the last step always does."""
-        if step % self.run.checkpoint.every_steps == 0 or step >= self.run.train.max_steps:
-            self.save(step)
+        """Save if the policy says so after `step` steps; the last step always does, and waits for the disk."""
+        is_last = step >= self.run.train.max_steps
+        if is_last or self._due or step % self.run.checkpoint.every_steps == 0:
+            self._begin(step, None if is_last else self._beside)
 
     def save(self, step: int) -> None:
-        """Save now, unless this very step is saved. UserError where the disk is full: nothing old is lost."""
-        if step != self._saved_step:
-            with patient(self.ctx, "saving", self.run.checkpoint.timeout_s):
-                self._save(step)
+        """This step is on disk when it returns. UserError where the disk is full: nothing old is lost."""
+        self._begin(step, None)
+        self.settle()
 
-    def load_latest(self) -> str | None:
-        """Load the newest whole checkpoint and return its name; None where there is none.
+    def settle(self) -> None:
+        """Wait for the save that was begun, if any. UserError where it failed."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        with contextlib.nullcontext() if flight.over else self.ctx.reporter.phase("saving"):
+            error = flight.end.exception()
+        if error is not None:
+            self._refuse(flight, error)
+        seconds = flight.ended_s - flight.began_s
+        if self.ctx.is_main:
+            held_up = f", beside training, which it held up for {flight.held_up_s:.2f} s" if flight.beside else ""
+            limit = self.run.checkpoint.timeout_s
+            self.ctx.say(f"saved {step_name(flight.step)} in {seconds:.2f} s of at most {limit:g} s{held_up}")
+        self.ctx.reporter.saved(flight.step, seconds)
 
-        Damaged and partial ones are passed over with a warning that names the file and what is wrong with it.
-        UserError for a checkpoint of another run (fingerprint) or of other data (digest), and for files that cannot be
-        read: they may be whole.
-        """
-        names = broadcast_object(self.ctx, step_names(self.folder) if self.ctx.is_main else None)
-        for name in names:
-            problems = self._problems(name)
-            if not problems:
-                self._load(name)
-                return str(name)
-            self._damaged.add(name)
-            self.passed_over.append(name)
-            if self.ctx.is_main:
-                self.ctx.warn(f"checkpoint {name} is passed over: {'; '.join(problems)}")
-        if names and self.ctx.is_main:
-            self.ctx.warn(f"none of the {len(names)} checkpoints in {self.folder} is whole")
-        return None
+    # -- saving
+
+    def _begin(self, step: int, beside: tensors.Beside | None) -> None:
+        """Begin to save, unless this very step is saved or being saved; without `beside` it is over on return."""
+        if step == self._saved_step:
+            return
+        self.settle()
+        self._saved_step, self._due, self._last = step, False, time.monotonic()
+        waiting = self.shelf.folder / f".tmp-{step_name(step)}-{self.ctx.attempt}.{self.ctx.generation}"
+        flight = self._flight = Flight(step, waiting, beside is not None)
+        with patient(self.ctx, "saving", self.run.checkpoint.timeout_s):
+            self.strategy.broadcast_buffers()
+            parts = tensors.share(self._parts(), self.ctx.rank, self.ctx.world_size)
+            writer = tensors.Writer(waiting, self._texts(), lambda files: self._publish(flight, files), flight.beside)
+            flight.off((beside or tensors.Here()).save(parts, writer))
+        if not flight.beside:
+            self.settle()
+
+    def _parts(self) -> dict[str, torch.Tensor]:
+        """All tensors of a checkpoint, by name: those that training works with."""
+        assert self.update is not None, "weights alone are not a checkpoint"
+        module = self.strategy.module
+        return {
+            **tensors.of_model(module),
+            **tensors.of_optimizers(module, self.update.optimizers),
+            **tensors.of_average(self.update.average.state()),
+        }
+
+    def _texts(self) -> dict[str, str]:
+        """Contents of the files besides the tensors that this rank writes."""
+        assert self.update is not None
+        own = {"rng": rng_state(self.ctx.device), "loss": self.loss.as_dict()}
+        texts = {rank_file(self.ctx.rank): json.dumps(own)}
+        if self.ctx.is_main:
+            facts = {
+                **dataclasses.asdict(self.state),
+                "update": self.update.state(),
+                "fingerprint": self.run.fingerprint(),
+                "data_digest": self.data_digest,
+                "seed": self.run.seed,
+                "global_batch": self.run.train.global_batch,
+                "world_size": self.ctx.world_size,
+                "strategy": self.strategy.name,
+                "torch": str(torch.__version__),
+                "trainpkg": __version__,
+            }
+            texts[STATE] = json.dumps(facts, indent=1)
+        return texts
+
+    def _publish(self, flight: Flight, files: manifest.Files) -> None:
+        if flight.beside:  # the phase is training's
+            self.shelf.publish(flight.waiting, flight.step, files)
+            return
+        with self.ctx.reporter.phase("publishing"):
+            self.shelf.publish(flight.waiting, flight.step, files)
+
+    def _refuse(self, flight: Flight, error: BaseException) -> None:
+        """A UserError on all ranks where the file system refused on any; other errors as they came."""
+        problem = None if is_lost_peer(error) else file_problem(error, self.shelf.folder)
+        if problem is None:
+            raise error
+        problem = broadcast_object(self.ctx, problem)  # how much is free there changes
+        if self.ctx.is_main:
+            shutil.rmtree(flight.waiting, ignore_errors=True)
+        raise UserError(f"checkpoint of step {flight.step} cannot be saved in {self.shelf.folder}: {problem}")
+
+    # -- loading
 
     def clear_interrupted(self) -> None:
         """Remove what interrupted saves left behind; only for the one writer of the run directory."""
         if self.ctx.is_main:
-            for left in self.folder.glob(".tmp-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            self.shelf.clear_interrupted()
 
-    # -- saving
+    def resume(self) -> str:
+        """Go on from the newest whole checkpoint, else begin as train.init_from says; returns what was done."""
+        assert self.update is not None
+        root = self._newest_whole()
+        if root is not None:
+            self._load(root)
+            return f"goes on from {root.name}"
+        begin = self.run.train.init_from
+        if begin is None:
+            return "starts at step 0"
+        init_from.load(self.shelf, self.strategy.module, begin)
+        self.strategy.gather_again()
+        self.update.average.restart()
+        return f"starts at step 0 with the weights of {begin}"
 
-    def _save(self, step: int) -> None:
-        started = time.monotonic()
-        waiting = self.folder / f".tmp-{step_name(step)}-{uuid.uuid4().hex[:8]}"
-        refused = self._attempt(waiting.mkdir, 0o777, True) if self.ctx.is_main else None
-        waiting, refused = broadcast_object(self.ctx, (waiting, refused))
-        outcomes = gather_objects(self.ctx, ({}, refused) if refused else self._write_own(waiting))
-        problem = next((problem for _, problem in outcomes if problem), None)
-        if self.ctx.is_main and problem is None:
-            files = {name: facts for files, _ in outcomes for name, facts in files.items()}
-            with self.ctx.reporter.phase("publishing"):
-                problem = self._attempt(self._publish, waiting, step, files)
-        problem = broadcast_object(self.ctx, problem)
-        if problem is not None:
+    def load_weights(self, which: str, weights: str) -> tuple[str, str]:
+        """Only weights and `state`, of the checkpoint that `which` names; returns its name, and `raw` or `ema`.
+
+        `last`: the newest whole one. UserError where there is none, and where the averaged ones are asked for but not
+        there.
+        """
+        root = self._newest_whole() if which == "last" else self.shelf.find("evaluate.checkpoint", which)
+        if root is None:
+            raise UserError(f"{self.shelf.folder} holds no whole checkpoint; train the run first")
+        facts = read_facts(root, self.run, self.data_digest)
+        saved = tensors.sizes(root)
+        averaged = weights != "raw" and self.run.ema is not None and any(name.startswith("ema.") for name in saved)
+        if weights == "ema" and not averaged:
+            raise UserError(f"evaluate.weights = 'ema': {root} holds no averaged weights; take raw")
+        tensors.load(root, tensors.renamed(tensors.of_model(self.strategy.module), saved, averaged))
+        self._take(facts)
+        return root.name, "ema" if averaged else "raw"
+
+    def _newest_whole(self) -> Path | None:
+        """Damaged and partial ones are passed over with a warning that names the file and what is wrong with it."""
+        names = self.shelf.newest()
+        for name in names:
+            problems = self.shelf.problems(self.shelf.folder / name)
+            if not problems:
+                return self.shelf.folder / name
+            self.shelf.damaged.add(name)
+            self.passed_over.append(name)
             if self.ctx.is_main:
-                shutil.rmtree(waiting, ignore_errors=True)
-            raise UserError(f"checkpoint of step {step} cannot be saved in {self.folder}: {problem}")
-        self._saved_step = step
-        seconds = time.monotonic() - started
-        if self.ctx.is_main:
-            self.ctx.say(f"saved {step_name(step)} in {seconds:.2f} s of at most {self.run.checkpoint.timeout_s:g} s")
-        self.ctx.reporter.saved(step, seconds)
-
-    def _write_own(self, waiting: Path) -> tuple[manifest.Files, str | None]:
-        """This rank's files in `waiting`, described, or what went wrong."""
-        self.strategy.broadcast_buffers()
-        own = f"rank-{self.ctx.rank:05d}.json"
-        update = self.update
-        assert update is not None, "weights alone are not a checkpoint"
-
-        def write() -> manifest.Files:
-            tensors.save(waiting, self.strategy.module, update.optimizers)
-            content = {"rng": rng_state(self.ctx.device), "loss": self.loss.as_dict()}
-            manifest.write_synced(waiting / own, json.dumps(content))
-            return manifest.describe(waiting, [own, *tensors.files_of_rank(waiting, self.ctx.rank)])
-
-        files: manifest.Files = {}
-        problem = self._attempt(lambda: files.update(write()))
-        return files, problem
-
-    def _publish(self, waiting: Path, step: int, files: manifest.Files) -> None:
-        facts = {
-            "format": FORMAT,
-            **dataclasses.asdict(self.state),
-            "fingerprint": self.run.fingerprint(),
-            "data_digest": self.data_digest,
-            "seed": self.run.seed,
-            "global_batch": self.run.train.global_batch,
-            "world_size": self.ctx.world_size,
-            "strategy": self.strategy.name,
-            "torch": str(torch.__version__),
-            "trainpkg": __version__,
-        }
-        manifest.write_synced(waiting / "state.json", json.dumps(facts, indent=1))
-        mine = manifest.describe(waiting, ["state.json", *tensors.index_files()])
-        manifest.write_manifest(waiting, {**files, **mine}, format=FORMAT, step=step)
-        final = self.folder / step_name(step)
-        doomed = None
-        if final.exists():  # damaged and passed over when this attempt started, or it would have been loaded
-            doomed = final.rename(self.folder / f".tmp-old-{uuid.uuid4().hex[:8]}")
-        waiting.rename(final)
-        manifest.sync_directory(self.folder)
-        manifest.replace_synced(self.folder / "latest", final.name + "\n")
-        self._damaged.discard(final.name)
-        if doomed is not None:
-            shutil.rmtree(doomed, ignore_errors=True)
-        self._prune(step)
-
-    def _prune(self, step: int) -> None:
-        """Keep the newest `keep_last` whole ones up to this step, and whatever is newer: damaged, to be overwritten."""
-        done = [name for name in step_names(self.folder) if step_of(name) <= step]
-        whole = [name for name in done if name not in self._damaged]
-        oldest = step_of(whole[: self.run.checkpoint.keep_last][-1])
-        for name in done:
-            if step_of(name) < oldest:
-                # Renamed first: a directory that is half deleted must not look like a checkpoint.
-                doomed = (self.folder / name).rename(self.folder / f".tmp-old-{name}")
-                shutil.rmtree(doomed, ignore_errors=True)
-
-    def _attempt(self, action: Any, *arguments: Any) -> str | None:
-        """Run it; the sentence for a user where the file system refuses, other exceptions pass."""
-        try:
-            action(*arguments)
-        except (OSError, CheckpointException, RuntimeError) as error:
-            if is_lost_peer(error):
-                raise
-            problem = file_problem(error, self.folder)
-            if problem is None:
-                raise
-            return problem
+                self.ctx.warn(f"checkpoint {name} is passed over: {'; '.join(problems)}")
+        if names and self.ctx.is_main:
+            self.ctx.warn(f"none of the {len(names)} checkpoints in {self.shelf.folder} is whole")
         return None
 
-    # -- loading
-
-    def _problems(self, name: str) -> list[str]:
-        """What is wrong with a checkpoint, equal on all ranks: sizes by rank 0, checksums shared out over the ranks.
-
-        UserError on all ranks where one of them cannot read a file.
-        """
-        files: manifest.Files = {}
-        found: list[str | None] = []
-        refused = None
-        if self.ctx.is_main:
-            try:
-                files = manifest.read_manifest(self.folder / name)
-            except UserError as error:
-                refused = str(error)
-            except ValueError as error:
-                found = [str(error)]
-        files, found, refused = broadcast_object(self.ctx, (files, found, refused))
-        if not found and refused is None:
-            share = sorted(files)[self.ctx.rank :: self.ctx.world_size]
-            try:
-                found = [manifest.wrong_checksum(self.folder / name, file, files[file]) for file in share]
-            except UserError as error:
-                refused = str(error)
-        outcomes = gather_objects(self.ctx, (found, refused))
-        for _, refusal in outcomes:
-            if refusal is not None:
-                raise UserError(refusal)
-        return list(dict.fromkeys(text for texts, _ in outcomes for text in texts if text))
-
-    def _load(self, name: str) -> None:
-        root = self.folder / name
+    def _load(self, root: Path) -> None:
+        """Everything. UserError for a checkpoint of another run (fingerprint) or of other data (digest)."""
+        assert self.update is not None
         facts = read_facts(root, self.run, self.data_digest)
-        tensors.load(root, self.strategy.module, self.update.optimizers if self.update else None)
+        parts, saved = self._parts(), tensors.sizes(root)
+        lacks_average = any(name.startswith("ema.") and name not in saved for name in parts)
+        if lacks_average:
+            parts = {name: tensor for name, tensor in parts.items() if not name.startswith("ema.")}
+        tensors.load(root, parts)
+        self.strategy.gather_again()
+        if lacks_average:
+            self.update.average.restart()
+            if self.ctx.is_main:
+                self.ctx.warn(f"{root.name} holds no averaged weights: the average begins anew from its weights")
+        if "update" in facts:
+            self.update.load(facts["update"])
+        self._take(facts)
+        self._saved_step = self.state.step
+        self._load_own(root, facts)
+
+    def _take(self, facts: Mapping[str, Any]) -> None:
         for field in dataclasses.fields(self.state):
             setattr(self.state, field.name, facts.get(field.name, getattr(self.state, field.name)))
-        self._saved_step = self.state.step
-        if self.update is not None:
-            self._load_own(root, facts)
 
     def _load_own(self, root: Path, facts: Mapping[str, Any]) -> None:
         """What each rank has for itself: its own again, or, on another number of ranks, the sums over all."""
         world_size = facts["world_size"]
         if world_size == self.ctx.world_size:
-            own = json.loads((root / f"rank-{self.ctx.rank:05d}.json").read_text())
+            own = json.loads((root / rank_file(self.ctx.rank)).read_text())
             self.loss.load(own["loss"])
             set_rng_state(own["rng"], self.ctx.device)
             return
         if self.ctx.is_main:
             self.ctx.say(f"{root.name} is of {world_size} ranks, these are {self.ctx.world_size}: no sample is lost")
-            losses = [json.loads((root / f"rank-{r:05d}.json").read_text())["loss"] for r in range(world_size)]
+            losses = [json.loads((root / rank_file(rank)).read_text())["loss"] for rank in range(world_size)]
             self.loss.load({key: sum(loss[key] for loss in losses) for key in ("total", "count")})
         seed_all(mix("resume", self.run.seed, self.state.step, self.ctx.rank, self.ctx.world_size))
 
 
-def step_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
-
-
-def step_names(folder: Path) -> list[str]:
-    """Names of the step directories, newest first, whole or not."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted((name for name in names if _STEP.fullmatch(name)), key=step_of, reverse=True)
-
-
-def read_facts(root: Path, run: Run, data_digest: str | None) -> dict[str, Any]:
-    """state.json; UserError for another format, another run's, or one of other data (early ones do not say which)."""
-    facts: dict[str, Any] = json.loads((root / "state.json").read_text())
-    if facts["format"] != FORMAT:
-        raise UserError(f"{root} has format {facts['format']}, this version of trainpkg reads {FORMAT}")
-    if facts["fingerprint"] != run.fingerprint():
-        raise UserError(
-            f"{root} belongs to fingerprint {facts['fingerprint']}, this run's is {run.fingerprint()}: model, data or "
-            "optimisation were changed; start it through `launch`, which moves the old run aside, or name another run"
-        )
-    saved = facts.get("data_digest")
-    if None not in (saved, data_digest) and saved != data_digest:
-        raise UserError(
-            f"{root} is of data with digest {saved}, the data here have {data_digest}: train and evaluate a run on "
-            "machines with the same data (data.name = python_text is the library of the Python that runs: the same "
-            "Python everywhere), or name another run"
-        )
-    return facts
-
-
-def file_problem(error: BaseException, folder: Path) -> str | None:
-    """A sentence for a full disk or another refusal of the file system; None where the error is something else."""
-    causes = [error]
-    if isinstance(error, CheckpointException):
-        causes = [failure[0] for failure in error.failures.values()]
-    for cause in causes:
-        number = cause.errno if isinstance(cause, OSError) else None
-        # torch's zip writer turns what the file said into a RuntimeError without the number
-        if number in _FULL or "file write failed" in str(cause) or "unexpected pos" in str(cause):
-            usage = shutil.disk_usage(folder)
-            return (
-                f"no space left ({usage.free:,} of {usage.total:,} bytes free there, or a quota or file-size limit "
-                "reached); earlier checkpoints are intact; free space or set results_dir to another file system, then "
-                "start again"
-            )
-        if number is not None:
-            return f"{cause}; earlier checkpoints are intact"
-    return None
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}.json"

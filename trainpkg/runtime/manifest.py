@@ -1,25 +1,62 @@
 """A directory of files that is whole or not there: fsync, manifest of sizes and checksums, publication by one rename.
 
-Standard library only; knows nothing of torch or of what the files mean.
+The checksum is CRC-32: it finds any damage within four bytes, other damage but for one case in 2^32, at the speed of a
+disk; SHA-256 took longer than writing. It proves nothing against intent. Standard library only; knows nothing of torch
+or of what the files mean.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trainpkg.errors import UserError
 
 MANIFEST = "manifest.json"
-Files = dict[str, dict[str, Any]]
+FORMAT = 2  # of the directory as a whole
+CHUNK = 1 << 20  # bytes
+Files = dict[str, dict[str, int]]
 
 
-def sha256_of(path: Path) -> str:
+class Summed(io.RawIOBase):
+    """Writes to `stream`, and knows size and checksum of what went through: nobody reads it again for them."""
+
+    def __init__(self, stream: io.IOBase | IO[bytes]) -> None:
+        self._stream = stream
+        self.facts = {"bytes": 0, "crc32": 0}
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.facts = {"bytes": self.facts["bytes"] + size, "crc32": zlib.crc32(data, self.facts["crc32"])}
+        return self._stream.write(data)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def describe(root: Path, names: list[str]) -> Files:
+    """{name: {bytes, crc32}} of files under `root`."""
+    return {name: facts_of(root / name) for name in names}
+
+
+def facts_of(path: Path) -> dict[str, int]:
+    """Size and checksum of a file."""
+    size = checksum = 0
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while chunk := stream.read(CHUNK):
+            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    return {"bytes": size, "crc32": checksum}
 
 
 def sync_directory(path: Path) -> None:
@@ -55,14 +92,9 @@ def publish_synced(waiting: Path, path: Path) -> None:
     sync_directory(path.parent)
 
 
-def describe(root: Path, names: list[str]) -> Files:
-    """{name: {bytes, sha256}} of files under `root`."""
-    return {name: {"bytes": (root / name).stat().st_size, "sha256": sha256_of(root / name)} for name in names}
-
-
 def write_manifest(root: Path, files: Files, **facts: Any) -> None:
     """The last file written: without it the directory is partial. Carries a checksum of itself."""
-    body = {**facts, "files": dict(sorted(files.items()))}
+    body = {"format": FORMAT, **facts, "files": dict(sorted(files.items()))}
     write_synced(root / MANIFEST, json.dumps({**body, "checksum": _checksum(body)}, indent=1))
     sync_directory(root)
 
@@ -70,7 +102,7 @@ def write_manifest(root: Path, files: Files, **facts: Any) -> None:
 def read_manifest(root: Path) -> Files:
     """ValueError, with the reason, for a directory that is partial, or whose manifest or sizes are wrong.
 
-    UserError where the file system does not let it be read, which says nothing about the content.
+    UserError for another format, and where the file system does not let it be read: that says nothing of the content.
     """
     path = root / MANIFEST
     try:
@@ -85,6 +117,11 @@ def read_manifest(root: Path) -> Files:
         raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
     if checksum != _checksum(body):
         raise ValueError(f"{path} was altered: its checksum does not fit its content")
+    if body.get("format") != FORMAT:
+        raise UserError(
+            f"{root} has format {body.get('format')}, this version of trainpkg reads {FORMAT}: go on with the version "
+            "that wrote it, or name another run"
+        )
     for name, facts in files.items():
         try:
             size = (root / name).stat().st_size
@@ -97,16 +134,16 @@ def read_manifest(root: Path) -> Files:
     return files
 
 
-def wrong_checksum(root: Path, name: str, facts: dict[str, Any]) -> str | None:
+def wrong_checksum(root: Path, name: str, facts: dict[str, int]) -> str | None:
     """What is wrong with the content of one file, None if nothing is. UserError where it cannot be read."""
     try:
-        found = sha256_of(root / name)
+        found = facts_of(root / name)
     except FileNotFoundError as error:
         return f"{root / name} is missing ({error.strerror})"
     except OSError as error:
         raise _unreadable(root / name, error) from error
-    if found != facts["sha256"]:
-        return f"{root / name} is damaged: its SHA-256 is {found[:12]}..., its manifest says {facts['sha256'][:12]}..."
+    if found != facts:
+        return f"{root / name} is damaged: its CRC-32 is {found['crc32']:08x}, its manifest says {facts['crc32']:08x}"
     return None
 
 

@@ -7,24 +7,39 @@ but the index's own classes. When to save, and what a whole checkpoint is, belon
 from __future__ import annotations
 
 import enum
+import heapq
+import os
 import pickle
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.utils.serialization import config as serialization
+
+from trainpkg.runtime import manifest
+from trainpkg.runtime.distributed import RankContext
+
+INDEX = ".metadata"
+LEAST_NICE = 19
+Publish = Callable[[manifest.Files], None]
 
 _ALLOWED = {
     "torch": {"Size", "device"},
@@ -75,40 +90,178 @@ class DataReader(FileSystemReader):
         return index
 
 
-def save(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Every rank writes and syncs its own shards into `folder`, replicated tensors once. Collective."""
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizers)["state"]}
-    save_sharded(state, storage_writer=FileSystemWriter(folder, single_file_per_rank=True, sync_files=True))
+def of_model(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers by their names in a checkpoint: the very tensors, not copies."""
+    return {f"model.{name}": tensor for name, tensor in named_weights(model).items()}
 
 
-def files_of_rank(folder: Path, rank: int) -> list[str]:
-    """Names of the shards that this rank wrote."""
-    return sorted(path.name for path in folder.glob(f"__{rank}_*.distcp"))
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers by the names that they have without wrappers."""
+    state: dict[str, Any] = get_model_state_dict(model)
+    return state
 
 
-def index_files() -> list[str]:
-    """Names of what rank 0 wrote for all."""
-    return [".metadata"]
+def of_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """What the optimizers keep for each weight, as zeros where they made no step yet; none where they keep nothing."""
+    state: Any = get_optimizer_state_dict(model, optimizers)["state"]
+    return {
+        f"optimizer.{name}.{key}": value
+        for name, kept in state.items()
+        for key, value in kept.items()
+        if isinstance(value, Tensor)
+    }
 
 
-def load(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] | None) -> None:
-    """Fill model and optimizers in place, on any world size and strategy. Collective.
+def of_average(averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Averaged weights by their names in a checkpoint."""
+    return {f"ema.{name}": tensor for name, tensor in averages.items()}
 
-    The optimizers' groups (learning rate, betas) come from the config of today, not from the file.
+
+def share(parts: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:
+    """The tensors that this rank saves: of those of which several ranks have the same piece, one rank saves it.
+
+    Every rank finds the same division without asking: the largest first, each to whom has least so far. So a replicated
+    model is copied and written by all ranks together, not by each.
     """
-    state: dict[str, Any] = {"model": get_model_state_dict(model)}
-    groups: Any = None
-    if optimizers is not None:
-        current = get_optimizer_state_dict(model, optimizers)
-        state["optimizer"], groups = current["state"], current["param_groups"]
-    load_sharded(state, storage_reader=DataReader(folder))
-    set_model_state_dict(model, state["model"])
-    if optimizers is not None:
-        set_optimizer_state_dict(model, optimizers, {"state": state["optimizer"], "param_groups": groups})
+    loads: dict[int, list[tuple[int, int]]] = {}
+    kept = {}
+    for name, tensor in sorted(parts.items(), key=lambda part: (-part[1].numel(), part[0])):
+        num_copies, own = copies(tensor, rank, world_size)
+        load = loads.setdefault(num_copies, [(0, i) for i in range(num_copies)])
+        size, owner = load[0]
+        heapq.heapreplace(load, (size + tensor.numel(), owner))
+        if owner == own:
+            kept[name] = tensor
+    return kept
 
 
-def full_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def copies(tensor: Tensor, rank: int, world_size: int) -> tuple[int, int]:
+    """(how many ranks have the piece of the tensor that this rank has, which of them this rank is)."""
+    if not isinstance(tensor, DTensor):
+        return world_size, rank
+    count, own = 1, 0
+    mesh = tensor.device_mesh
+    for size, place, placement in zip(mesh.shape, mesh.get_coordinate() or (), tensor.placements, strict=True):
+        if placement.is_replicate():
+            count, own = count * size, own * size + place
+    return count, own
+
+
+class Sums(FileSystem):
+    """The file system, and size and checksum of each file that was written."""
+
+    def __init__(self) -> None:
+        self.files: manifest.Files = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if mode != "wb":
+                yield stream
+                return
+            summed = manifest.Summed(stream)
+            yield summed
+            self.files[Path(path).name] = summed.facts
+
+
+class Writer(FileSystemWriter):
+    """Writes and syncs this rank's shards and `texts` ({file: content}); then rank 0 alone calls `publish`.
+
+    `publish` is given the files of all ranks, with sizes and checksums. By torch's save all ranks have one
+    outcome: what is raised on any of them is raised on all, as a CheckpointException. `beside`: training goes on
+    meanwhile, and has the processors first.
+    """
+
+    def __init__(self, folder: Path, texts: Mapping[str, str], publish: Publish, beside: bool) -> None:
+        super().__init__(folder, single_file_per_rank=True, sync_files=True)
+        self.fs: Sums = Sums()
+        self._folder, self._texts, self._publish, self._beside = folder, texts, publish, beside
+
+    def set_up_storage_writer(self, is_coordinator: bool, *arguments: Any, **options: Any) -> None:
+        if self._beside:  # called first of all, in the thread that torch starts for this one save
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
+        super().set_up_storage_writer(is_coordinator, *arguments, **options)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        with serialization.patch("save.compute_crc32", False):  # type: ignore[attr-defined]  # each file has its own
+            results = super().write_data(plan, planner).wait()
+        for name, text in self._texts.items():
+            manifest.write_synced(self._folder / name, text)
+        files = self.fs.files | manifest.describe(self._folder, list(self._texts))
+        results += [WriteResult(MetadataIndex(name), facts["bytes"], facts) for name, facts in files.items()]
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written = [result for of_rank in results for result in of_rank]
+        files = {result.index.fqn: result.storage_data for result in written if isinstance(result.storage_data, dict)}
+        super().finish(metadata, [[result for result in written if not isinstance(result.storage_data, dict)]])
+        self._publish(files | manifest.describe(self._folder, [INDEX]))
+
+
+class Here:
+    """Saves while training waits. Collective."""
+
+    def save(self, parts: Mapping[str, Tensor], writer: Writer) -> Future[Any]:
+        """Returns when the save has ended; the future tells how."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(save_sharded(dict(parts), storage_writer=writer))
+        except (OSError, RuntimeError, CheckpointException) as error:
+            future.set_exception(error)
+        return future
+
+
+class Beside:
+    """Saves while training goes on, from a copy in the host's memory that is kept for the next save. Collective.
+
+    The ranks' threads meet in a group of their own: in that of training their collectives would mix.
+    """
+
+    def __init__(self, ctx: RankContext, timeout_s: float) -> None:
+        cuda = ctx.device.type == "cuda"
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._stager: AsyncStager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
+            )
+        )
+
+    def save(self, parts: Mapping[str, Tensor], writer: Writer) -> Future[Any]:
+        """Returns when the copy is made; the save ends with the future."""
+        future = async_save(dict(parts), storage_writer=writer, process_group=self._group, async_stager=self._stager)
+        assert isinstance(future, Future)
+        return future
+
+
+def sizes(folder: Path) -> dict[str, torch.Size]:
+    """Shape of every tensor of a checkpoint."""
+    index = DataReader(folder).read_metadata()
+    return {name: entry.size for name, entry in index.state_dict_metadata.items() if hasattr(entry, "size")}
+
+
+def renamed(parts: Mapping[str, Tensor], saved: Collection[str], averaged: bool) -> dict[str, Tensor]:
+    """The model's tensors by the names to load them from: those of their averages where `averaged`, and saved."""
+    averages = {name: "ema." + name.removeprefix("model.") for name in parts}
+    return {averages[name] if averaged and averages[name] in saved else name: part for name, part in parts.items()}
+
+
+def load(folder: Path, parts: Mapping[str, Tensor]) -> None:
+    """Fill the tensors in place by their names, on any number of ranks and strategy. Collective."""
+    load_sharded(dict(parts), storage_reader=DataReader(folder))
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without shards, on rank 0's CPU; empty on the other ranks. Collective."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            found[name] = full.detach().cpu().contiguous()
+    return found
+
+
+def full_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights and buffers, whole, on rank 0's CPU; empty on the other ranks. Collective."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = get_model_state_dict(model, options=options)
-    return {name: tensor.contiguous() for name, tensor in whole.items() if isinstance(tensor, torch.Tensor)}
+    return whole(named_weights(model))

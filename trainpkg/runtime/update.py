@@ -137,6 +137,9 @@ class NoAverage:
     def state(self) -> dict[str, Tensor]:
         return {}
 
+    def restart(self) -> None:
+        """Nothing to do."""
+
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """The model has its own weights, before, inside and after."""

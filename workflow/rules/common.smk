@@ -51,6 +51,12 @@ def fingerprint(wildcards):
     return run_of(wildcards).fingerprint()
 
 
+def chosen_weights(wildcards):
+    """What an evaluation is of: another choice is another evaluation."""
+    evaluate = run_of(wildcards).evaluate
+    return [evaluate.checkpoint, evaluate.weights]
+
+
 def smoke_result(wildcards):
     return f"{RESULTS}/smoke/{sheet.topology(run_of(wildcards))}.json"
 

@@ -18,6 +18,7 @@ rule evaluate:
         mpi=lambda wildcards, attempt: mpi(wildcards, nodes_to_evaluate(wildcards, attempt)),
     params:
         python=sys.executable,
+        chosen=chosen_weights,
     shell:
         "{params.python:q} -m trainpkg launch evaluate {resources.config_args} --run {wildcards.run:q}"
         " {resources.tries} --out {output:q} 2>&1 | tee -i {log:q}"

@@ -8,7 +8,6 @@ is `conduct`'s business.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import socket
