@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainpkg import data, models, tasks
 from trainpkg.config import Run
@@ -33,10 +34,11 @@ def evaluate(
     splits: data.Splits,
     batch: int,
     stops: Callable[[], bool] | None = None,
-) -> list[float] | None:
-    """The task's sums over all held-out samples, equal on all ranks. `batch`: samples per pass and rank. Collective.
+) -> Tensor | None:
+    """The task's sums over all held-out samples, on the CPU, equal on all ranks. Collective.
 
-    `stops` is asked before each pass, and ends the evaluation without a result (None).
+    `batch`: samples per pass and rank. `stops` is asked before each pass, and ends the evaluation without a result:
+    None.
     """
     with ctx.reporter.phase("evaluating"):
         return _evaluate(ctx, strategy, task, splits, batch, stops)
@@ -49,7 +51,7 @@ def _evaluate(
     splits: data.Splits,
     batch: int,
     stops: Callable[[], bool] | None,
-) -> list[float] | None:
+) -> Tensor | None:
     strategy.broadcast_buffers()
     strategy.module.eval()
     held_out = splits.validation
@@ -68,7 +70,7 @@ def _evaluate(
         with strategy.autocast():
             total += task.sums(strategy.module, samples, is_real)
     strategy.module.train()
-    sums: list[float] = all_sum(ctx, total).tolist()
+    sums = all_sum(ctx, total).cpu()
     assert sums[-1] == held_out.num_samples, f"{sums[-1]} samples counted of {held_out.num_samples}"
     return sums
 
@@ -91,7 +93,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     # A request to stop is not heard here: nothing of an evaluation can be saved.
     sums = evaluate(ctx, strategy, task, splits, run.evaluate.batch)
     assert sums is not None
-    found = task.metrics(sums, splits.facts)
+    found, tables = task.metrics(sums, splits.facts), task.tables(sums)
     result, notes = metrics.strict({
         "run": run.run,
         "recipe": run.recipe,
@@ -103,13 +105,26 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
         "world_size": ctx.world_size,
         "num_samples": int(sums[-1]),
         "metrics": found,
+        "tables": [f"{name}.parquet" for name in tables],
     })  # fmt: skip
     if ctx.is_main:
         ctx.say(
             f"{name} ({weights}) on {int(sums[-1])} samples: " + ", ".join(f"{k} {v:.6g}" for k, v in found.items())
         )
+        write_tables(Path(spec["out"]).parent, tables)
         manifest.replace_synced(Path(spec["out"]), json.dumps({**result, "notes": notes}, indent=1) + "\n")
     return "finished"
+
+
+def write_tables(folder: Path, tables: Mapping[str, tasks.Columns]) -> None:
+    """Each as NAME.parquet, whole or not at all."""
+    import pyarrow  # takes a while, and one rank of one stage needs it
+    import pyarrow.parquet
+
+    for name, columns in tables.items():
+        waiting = folder / f".{name}.parquet.tmp"
+        pyarrow.parquet.write_table(pyarrow.table(columns), waiting)
+        manifest.publish_synced(waiting, folder / f"{name}.parquet")
 
 
 def require_trained(step: int, max_steps: int, folder: Path, passed_over: list[str]) -> None:

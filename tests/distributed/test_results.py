@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from tests.distributed.start import config, run_ranks
@@ -27,21 +28,32 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("base", ["digits", "gpt"])
 @pytest.mark.failure("F102")
-def test_evaluation_is_equal_on_one_two_and_three_ranks(trained: dict[str, Path], base: str) -> None:
+def test_evaluation_is_equal_on_one_to_four_ranks(trained: dict[str, Path], base: str) -> None:
     found = []
-    # 359 images and 375 windows: neither 50 nor 2 or 3 ranks divide them.
-    for strategy, num_ranks in (("single", 1), ("ddp", 2), ("fsdp", 2), ("single", 3), ("fsdp", 3)):
-        run_ranks(config(base, strategy=strategy, evaluate__batch=50), trained[base], num_ranks, stage="evaluate")
+    # 359 images and 375 windows: neither 50 nor 2, 3 or 4 ranks divide them.
+    for strategy, num_ranks, workers in (
+        ("single", 1, 0),
+        ("ddp", 2, 1),
+        ("single", 3, 0),
+        ("ddp", 4, 0),
+        ("fsdp", 3, 0),
+    ):
+        run = config(base, strategy=strategy, evaluate__batch=50, data__workers=workers)
+        run_ranks(run, trained[base], num_ranks, stage="evaluate")
         result = json.loads((trained[base] / "evaluation.json").read_text())
         assert result["world_size"] == num_ranks and result["checkpoint"] == "step-00000008"
-        found.append((result["num_samples"], result["metrics"]))
-    for num_samples, metrics in found[1:]:
-        assert num_samples == found[0][0]
-        assert metrics == pytest.approx(found[0][1], rel=1e-6)
+        tables = {name: pandas.read_parquet(trained[base] / name).to_dict("list") for name in result["tables"]}
+        found.append((result["num_samples"], result["metrics"], tables))
+    # Whole models see the same blocks of samples, whoever has them, and sums are exact: not close but equal.
+    assert found[1:4] == found[:1] * 3
+    assert found[4][0] == found[0][0] and found[4][1] == pytest.approx(found[0][1], rel=1e-6)
     if base == "digits":
-        assert len({metrics["accuracy"] for _, metrics in found}) == 1, "counts are equal, not close"
+        assert found[4][2] == found[0][2], "counts are equal, whoever computed the weights' products"
+        counts, classes = found[0][2]["confusion.parquet"], found[0][2]["classes.parquet"]
+        assert sum(counts["count"]) == sum(classes["support"]) == 359
+        assert sum(classes["right"]) == pytest.approx(359 * found[0][1]["accuracy"])
     else:
-        assert len({metrics["num_tokens"] for _, metrics in found}) == 1
+        assert not found[0][2] and found[4][1]["num_tokens"] == found[0][1]["num_tokens"]
         assert found[0][1]["unigram_nats_per_byte"] > 1
     train = json.loads((trained[base] / "train.json").read_text())
     assert train["final"]["loss"] == pytest.approx(found[0][1]["loss"], rel=1e-6), "in training and as a rule alike"

@@ -19,8 +19,8 @@ from trainpkg.tables.records import COLUMN, TRAIN_FIELDS, clean, number
 WHOLE_FIELDS = ("attempt", "generation", "step", "skipped_steps", "samples", "tokens")
 # Metrics of the built-in tasks come first and in this order, those of users after them by name.
 KNOWN_METRICS = (
-    "loss", "accuracy", "loss_nats_per_byte", "bits_per_byte", "perplexity", "unigram_nats_per_byte", "num_samples",
-    "num_tokens",
+    "loss", "accuracy", "top5_accuracy", "mean_class_accuracy", "loss_nats_per_byte", "bits_per_byte", "perplexity",
+    "unigram_nats_per_byte", "num_samples", "num_tokens",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainpkg.data.python_text import IGNORED
+from trainpkg.tasks import Columns, exact
 
 
 class Language:
@@ -28,11 +29,11 @@ class Language:
         losses = F.cross_entropy(
             model(text).float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
         )
-        nats = losses.view_as(targets).double() * counted
+        nats = exact(losses).view_as(targets) * counted
         return torch.stack([nats.sum(), counted.sum().double(), is_real.sum().double()])
 
-    def metrics(self, sums: list[float], facts: dict[str, float]) -> dict[str, float]:
-        nats, count, _windows = sums
+    def metrics(self, sums: Tensor, facts: dict[str, float]) -> dict[str, float]:
+        nats, count, _windows = sums.tolist()
         loss = nats / count
         return {
             "loss": loss,
@@ -42,3 +43,6 @@ class Language:
             **facts,
             "num_tokens": int(count),
         }
+
+    def tables(self, sums: Tensor) -> dict[str, Columns]:
+        return {}

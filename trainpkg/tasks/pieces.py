@@ -23,7 +23,7 @@ class OnPieces:
     def __init__(self, task: Task, pieces: Pieces) -> None:
         self._task, self._pieces = task, pieces
         self.best_metric, self.best_mode, self.num_sums = task.best_metric, task.best_mode, task.num_sums
-        self.metrics = task.metrics
+        self.metrics, self.tables = task.metrics, task.tables
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch
