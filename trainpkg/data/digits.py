@@ -41,14 +41,13 @@ class Images:
 
 def shifted(images: Tensor, most: int, seeds: Tensor) -> Tensor:
     """Each image [N, 1, H, W] moved by -most..most pixels down and right, as its seed says; background comes after."""
-    choices = 2 * most + 1
-    moves = torch.stack([seeds % choices, seeds // choices % choices], 1)
-    tops, lefts = to_device(moves, images.device).unbind(1)
-    height, width = images.shape[2:]
-    rows = tops[:, None, None] + torch.arange(height, device=images.device)[:, None]
-    columns = lefts[:, None, None] + torch.arange(width, device=images.device)
+    choices, (height, width) = 2 * most + 1, images.shape[2:]
+    wide = width + 2 * most
+    corners = to_device(seeds % choices * wide + seeds // choices % choices, images.device)
+    rows, columns = (torch.arange(side, device=images.device) for side in (height, width))
+    places = corners[:, None] + (rows[:, None] * wide + columns).flatten()
     padded = F.pad(images, (most, most, most, most), value=BACKGROUND)
-    return padded[torch.arange(len(images), device=images.device)[:, None, None], 0, rows, columns][:, None]
+    return padded.flatten(1).gather(1, places).view_as(images)
 
 
 def load(config: DigitsData, device: torch.device) -> Splits:
