@@ -1,8 +1,9 @@
-"""How long from the command to the first training step on all ranks: `launch` beside torchrun, with the same trainer.
+"""How long from the command to the first training step on all ranks: `launch` beside torchrun.
 
-`python -m benchmarks.start [--ranks 4] [--rounds 5]` interleaves the two on one machine, prints each round's seconds
-and the medians' ratio. The first step is over on all ranks when its record stands in metrics.jsonl, since rank 0 writes
-it after a collective of all; the first all-reduce is over when the ranks' logs say so. Nothing here passes or fails.
+`python -m benchmarks.start [--ranks 4] [--rounds 5]` interleaves the ways on one machine, prints each round's seconds
+and the ratios of the medians. `torchrun` starts the same trainer, `torchrun-tiny` a script that imports nothing but
+torch. The first step is over on all ranks when rank 0 has done it, since it contains a collective of all; its record
+in metrics.jsonl or a line says so, as a line says that all have joined. Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ optim: {lr: 1e-3}
 train: {max_steps: 1, global_batch: 96}
 """
 LIMIT_S = 120.0
-JOINED = "joined"
+JOINED, STEPPED = "ranks joined", "step 1 of"
+WAYS = ("launch", "torchrun", "torchrun-tiny")
 
 
 def project(folder: Path, ranks: int) -> Path:
@@ -52,7 +54,17 @@ def commands(config: Path, ranks: int) -> dict[str, list[str]]:
     port = 20_000 + os.getpid() % 10_000
     return {
         "launch": [sys.executable, "-m", "trainpkg", "launch", "train", *run],
-        "torchrun": [*torchrun, "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "trainpkg", "train", *run],
+        "torchrun-tiny": [*torchrun, f"--master-port={port}", str(Path(__file__).with_name("tiny_ddp.py")), "1"],
+        "torchrun": [
+            *torchrun,
+            "--master-addr=127.0.0.1",
+            f"--master-port={port}",
+            "-m",
+            "--",
+            "trainpkg",
+            "train",
+            *run,
+        ],
     }
 
 
@@ -65,9 +77,10 @@ def measure(command: list[str], folder: Path) -> tuple[float, float, float]:
     with log.open("w") as file:
         process = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
         while process.poll() is None and time.monotonic() - begin < LIMIT_S:
-            if not joined and JOINED in log.read_text():
+            said = log.read_text()
+            if not joined and JOINED in said:
                 joined = time.monotonic() - begin
-            if not first and metrics.is_file() and metrics.stat().st_size:
+            if not first and (STEPPED in said or (metrics.is_file() and metrics.stat().st_size)):
                 first = time.monotonic() - begin
             time.sleep(0.005)
         process.kill()
@@ -83,20 +96,21 @@ def main() -> None:
     args = parser.parse_args()
     seconds: dict[str, list[tuple[float, float, float]]] = {}
     for number in range(args.rounds + 1):  # the first round fills the caches and is not counted
-        for name in ("launch", "torchrun"):
+        for name in WAYS:
             folder = Path(tempfile.mkdtemp(prefix="start-"))
             try:
                 found = measure(commands(project(folder, args.ranks), args.ranks)[name], folder)
             finally:
                 shutil.rmtree(folder)
             told = f"all-reduce {found[0]:5.2f} s  step {found[1]:5.2f} s  end {found[2]:5.2f} s"
-            print(f"round {number} {name:9s} {told}")
+            print(f"round {number} {name:13s} {told}", flush=True)
             if number:
                 seconds.setdefault(name, []).append(found)
     for index, what in enumerate(("first all-reduce", "first step", "end")):
         medians = {name: statistics.median(row[index] for row in rows) for name, rows in seconds.items()}
+        ratios = [f"{medians['launch'] / medians[name]:.2f} of {name}" for name in WAYS[1:]]
         print(f"{what}: " + ", ".join(f"{name} {value:.2f} s" for name, value in medians.items())
-              + f"; ratio {medians['launch'] / medians['torchrun']:.2f}")  # fmt: skip
+              + f"; launch takes {', '.join(ratios)}")  # fmt: skip
 
 
 if __name__ == "__main__":

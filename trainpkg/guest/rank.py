@@ -137,6 +137,8 @@ class Guest:
         ctx = context_from_environment(texts, self.run, spec, self.reporter, self.stop)
         self.stop.file = self.folder.run_dir / "stop" if ctx.is_main else None
         ctx = connect(ctx, self.store)
+        if ctx.is_main:
+            ctx.say(f"{ctx.world_size} of {ctx.world_size} ranks joined")
         return train.main(ctx, self.run, spec), ctx
 
     @contextmanager
