@@ -11,12 +11,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainpkg.errors import UserError
-from trainpkg.runtime import manifest, tensors
+from trainpkg.runtime import initial, manifest, tensors
 from trainpkg.runtime.distributed import broadcast_object, gather_objects
-from trainpkg.runtime.mesh import local
 from trainpkg.runtime.parallel import named
 from trainpkg.runtime.shelf import Shelf
 
@@ -49,10 +47,7 @@ def _load_folder(shelf: Shelf, weights: Mapping[str, Tensor], path: Path) -> Non
             names = file.keys()
             _require_fit(path, {f"model.{name}": file.get_slice(name).get_shape() for name in names}, weights)
             for name, weight in weights.items():
-                found = file.get_tensor(name.removeprefix("model."))
-                if isinstance(weight, DTensor):
-                    found = distribute_tensor(found, weight.device_mesh, weight.placements, src_data_rank=None)
-                local(weight).copy_(local(found))
+                initial.keep(file.get_tensor(name.removeprefix("model.")), weight)
     except (OSError, SafetensorError, UserError) as error:
         problem = str(error) if isinstance(error, UserError) else f"{KEY}: {path} cannot be read: {error}"
     problems = [text for text in gather_objects(shelf.ctx, problem) if text]
