@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,8 +185,8 @@ def limit_file_size_after_step_4() -> None:
     Checkpoints.maybe_save = maybe_save  # type: ignore[method-assign]
 
 
-def check_full_disk(folder: Path, before: Callable[[], None] | None, num_ranks: int) -> None:
-    run = config(model__width=64, checkpoint__keep_last=5)
+def check_full_disk(folder: Path, before: Callable[[], None] | None, num_ranks: int, **keys: Any) -> None:
+    run = config(model__width=64, checkpoint__keep_last=5, **keys)
     ranks = run_ranks(run, folder, num_ranks, 2, before=before)
     sentence = f"trainpkg: error: checkpoint of step 8 cannot be saved in {folder / 'checkpoints'}: no space left ("
     for log in ranks.logs:
@@ -195,9 +196,14 @@ def check_full_disk(folder: Path, before: Callable[[], None] | None, num_ranks: 
     assert all(report["user_error"] and not report["victim"] for report in ranks.events("exception"))
 
 
-def test_full_disk_while_saving(small_disk: tuple[Path, Callable[[], None] | None]) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_full_disk_while_saving(small_disk: tuple[Path, Callable[[], None] | None], beside: bool) -> None:
+    """`beside`: while training goes on; step 8 is not the last, so that it hears of it where the ranks meet."""
     folder, before = small_disk
-    check_full_disk(folder, before, 2)
+    keys: dict[str, Any] = {"train__max_steps": 3000, "checkpoint__asynchronous": True} if beside else {}
+    check_full_disk(folder, before, 2, **keys)
+    if beside:
+        return
     if before is None:
         subprocess.run(["mount", "-o", "remount,size=50m", str(folder)], check=True)
     ranks = run_ranks(config(model__width=64, checkpoint__keep_last=5), folder, 2, attempt=2)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed.test_own_programs import BY_HAND, SCRIPT
 from tests.workflow.conftest import ROOT, Snakemake
+from tests.workflow.test_dry_runs import jobs
 
 TINY = """\
 task: images
@@ -47,7 +48,7 @@ def test_the_demo_and_its_numbers(snakemake: Snakemake, checkout: Path) -> None:
     assert "runs.csv" in report
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_one_of_three_runs_fails_and_the_tables_are_there_all_the_same(
     snakemake: Snakemake, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,10 @@ def test_one_of_three_runs_fails_and_the_tables_are_there_all_the_same(
     (checkout / "config/runs.tsv").write_text(sheet.replace("cuda", "cpu"))
     snakemake(timeout=280)
     assert {row["status"] for row in table(checkout, results).values()} == {"finished"}, "the failed run is made up for"
+    chosen = "run\trecipe\tevaluate.checkpoint\tevaluate.weights\na\ttiny\t12\t\nb\ttiny\t\traw\nc\ttiny\t\t\n"
+    (checkout / "config/runs.tsv").write_text(chosen)
+    planned = jobs(snakemake("-n").stdout)
+    assert planned == {"evaluate": 2, "summarise": 1, "all": 1, "total": 4}, "of these runs, and nothing is trained"
 
 
 @pytest.mark.timeout(600)

@@ -122,12 +122,8 @@ class Checkpoints:
     def _parts(self) -> dict[str, torch.Tensor]:
         """All tensors of a checkpoint, by name: those that training works with."""
         assert self.update is not None, "weights alone are not a checkpoint"
-        module = self.strategy.module
-        return {
-            **tensors.of_model(module),
-            **tensors.of_optimizers(module, self.update.optimizers),
-            **tensors.of_average(self.update.average.state()),
-        }
+        parts = tensors.of_training(self.strategy.module, self.update.optimizers)
+        return parts | tensors.of_average(self.update.average.state())
 
     def _texts(self) -> dict[str, str]:
         """Contents of the files besides the tensors that this rank writes."""
@@ -226,7 +222,9 @@ class Checkpoints:
         """Everything. UserError for a checkpoint of another run (fingerprint) or of other data (digest)."""
         assert self.update is not None
         facts = read_facts(root, self.run, self.data_digest)
-        parts, saved = self._parts(), tensors.sizes(root)
+        saved = tensors.sizes(root)
+        tensors.make_room(self.strategy.module, self.update.optimizers, saved)
+        parts = self._parts()
         lacks_average = any(name.startswith("ema.") and name not in saved for name in parts)
         if lacks_average:
             parts = {name: tensor for name, tensor in parts.items() if not name.startswith("ema.")}

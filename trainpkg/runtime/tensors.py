@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
@@ -92,24 +92,27 @@ class DataReader(FileSystemReader):
 
 def of_model(model: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers by their names in a checkpoint: the very tensors, not copies."""
-    return {f"model.{name}": tensor for name, tensor in named_weights(model).items()}
+    return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
 
 
-def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers by the names that they have without wrappers."""
-    state: dict[str, Any] = get_model_state_dict(model)
-    return state
+def of_training(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Those, and what the optimizers keep for each weight: nothing for weights that had no gradient yet."""
+    found = of_model(model)  # first of all: it makes whole weights shards again, and those the optimizers know
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for optimizer in optimizers:
+        for parameter, kept in optimizer.state.items():
+            found |= {f"optimizer.{names[parameter]}.{k}": v for k, v in kept.items() if isinstance(v, Tensor)}
+    return found
 
 
-def of_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """What the optimizers keep for each weight, as zeros where they made no step yet; none where they keep nothing."""
-    state: Any = get_optimizer_state_dict(model, optimizers)["state"]
-    return {
-        f"optimizer.{name}.{key}": value
-        for name, kept in state.items()
-        for key, value in kept.items()
-        if isinstance(value, Tensor)
-    }
+def make_room(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], saved: Collection[str]) -> None:
+    """Let optimizers that made no step yet have what was saved of them, with any values, to be loaded into it."""
+    get_optimizer_state_dict(model, optimizers)  # which makes a step that changes no weight
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for optimizer in optimizers:
+        for parameter in list(optimizer.state):
+            if not any(f"optimizer.{names[parameter]}.{key}" in saved for key in optimizer.state[parameter]):
+                del optimizer.state[parameter]  # no gradient had come yet: what is kept begins with the first
 
 
 def of_average(averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -207,7 +210,7 @@ class Here:
         """Returns when the save has ended; the future tells how."""
         future: Future[Any] = Future()
         try:
-            future.set_result(save_sharded(dict(parts), storage_writer=writer))
+            future.set_result(save_sharded(nested(parts), storage_writer=writer))
         except (OSError, RuntimeError, CheckpointException) as error:
             future.set_exception(error)
         return future
@@ -230,9 +233,19 @@ class Beside:
 
     def save(self, parts: Mapping[str, Tensor], writer: Writer) -> Future[Any]:
         """Returns when the copy is made; the save ends with the future."""
-        future = async_save(dict(parts), storage_writer=writer, process_group=self._group, async_stager=self._stager)
+        state = nested(parts)
+        future = async_save(state, storage_writer=writer, process_group=self._group, async_stager=self._stager)
         assert isinstance(future, Future)
         return future
+
+
+def nested(parts: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The same names in two parts: torch spends time on each entry of the outer mapping."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in parts.items():
+        outer, inner = name.split(".", 1)
+        found.setdefault(outer, {})[inner] = tensor
+    return found
 
 
 def sizes(folder: Path) -> dict[str, torch.Size]:
@@ -264,4 +277,4 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def full_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights and buffers, whole, on rank 0's CPU; empty on the other ranks. Collective."""
-    return whole(named_weights(model))
+    return whole(model.state_dict())
