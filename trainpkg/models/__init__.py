@@ -18,6 +18,7 @@ def build(config: Model) -> nn.Module:
 
     A class says in a method `initialise(name, tensor)` how its weights are filled later: one whole parameter or buffer
     at a time, on the host, from torch's global generator. A class without it is built for real, from that generator.
+    Weights of a file go in with `load_state_dict(weights, assign=True)`.
     """
     kind = KINDS[config.name]
     with torch.device("meta" if hasattr(kind, "initialise") else "cpu"):

@@ -57,7 +57,8 @@ class Attention:
         """`options`: as there. Dropout is drawn for this rank's heads."""
         size, group = self._size, self._group
         n, heads, length, dim = q.shape
-        by_heads = torch.stack((q, k, v)).view(3, n, size, heads // size, length, dim).movedim(2, 0)
+        parts = [x.view(n, size, heads // size, length, dim).movedim(1, 0) for x in (q, k, v)]
+        by_heads = torch.stack(parts, dim=1)
         by_pieces = exchange(by_heads, group)  # [size, 3, N, heads / size, T / size, dim]
         mixed = F.scaled_dot_product_attention(*by_pieces.movedim(0, 3).flatten(3, 4), **options)
         pieces = mixed.view(n, heads // size, size, length, dim).movedim(2, 0)
