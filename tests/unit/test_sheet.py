@@ -157,6 +157,9 @@ def test_one_smoke_test_per_topology(load: Any) -> None:
     rows = "run\trecipe\tlaunch.nodes\tseed\n" + "".join(f"r{n}{s}\tr\t{n}\t{s}\n" for n in (1, 2, 4) for s in (0, 1))
     loaded = load(rows)
     assert loaded.topologies() == {"1xall-cpu-single-spawn": "r10", "2xall-cpu-ddp-spawn": "r20"}
+    text = RECIPE.replace("images", "language").replace("conv, width: 8", "gpt").replace("digits", "python_text")
+    rows = "run\trecipe\tlaunch.gpus_per_node\tsequence_parallel\nwhole\tr\t4\t\nshared\tr\t4\t2\n"
+    assert load(rows, text).topologies() == {"1x4-cpu-ddp-spawn": "whole", "1x4-cpu-ddp-sp2-spawn": "shared"}
 
 
 def test_generated_files_match_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
