@@ -60,11 +60,11 @@ def turn(t: train.Training, way: str, num_steps: int) -> float:
     for i in range(num_steps):
         one_step(t)
         if i == SAVE_AFTER and way != "without":
-            t.checkpoints._begin(t.state.step, t.checkpoints._beside if way == "beside" else None)
+            t.checkpoints._begin(t.state.step, t.checkpoints._beside if way == "beside" else t.checkpoints._here)
     dist.barrier()
     seconds = time.perf_counter() - began
     flight = t.checkpoints._flight
-    if flight is not None and not flight.over:
+    if flight is not None and not flight.writer.ready:
         print(f"rank {t.ctx.rank}: the save went on after {num_steps} steps: take more (--steps)", flush=True)
     t.checkpoints.settle()
     return seconds

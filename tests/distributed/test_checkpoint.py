@@ -37,12 +37,12 @@ def test_latest_and_retention(tmp_path: Path) -> None:
 
 
 def truncate(folder: Path) -> None:
-    shard = folder / "__1_0.distcp"
+    shard = folder / "rank-00001.safetensors"
     os.truncate(shard, shard.stat().st_size - 1)
 
 
 def flip(folder: Path) -> None:
-    shard = folder / "__1_0.distcp"
+    shard = folder / "rank-00001.safetensors"
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
@@ -55,12 +55,12 @@ def alter_manifest(folder: Path) -> None:
 
 
 DAMAGE: list[tuple[Callable[[Path], None], str]] = [
-    (truncate, "__1_0.distcp has"),
-    (flip, "__1_0.distcp is damaged: its CRC-32 is"),
+    (truncate, "rank-00001.safetensors has"),
+    (flip, "rank-00001.safetensors is damaged: its CRC-32 is"),
     (alter_manifest, "manifest.json was altered"),
     (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing: the save was interrupted"),
     (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
-    (lambda folder: (folder / ".metadata").unlink(), ".metadata is missing"),
+    (lambda folder: (folder / "index.json").unlink(), "index.json is missing"),
 ]
 
 

@@ -83,7 +83,7 @@ def stale_shard() -> None:
     plain = manifest.facts_of
 
     def facts_of(path: Path) -> dict[str, int]:
-        if path.name == "__1_0.distcp":
+        if path.name == "rank-00001.safetensors":
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
         return plain(path)
 
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_damaged(trained: Path, tmp_
     run_dir = tmp_path / "run"
     shutil.copytree(trained, run_dir)
     ranks = run_ranks(config(), run_dir, 2, 2, attempt=2, before=stale_shard)
-    check_all_say(ranks, "step-00000008/__1_0.distcp cannot be read (Stale file handle), and may be whole")
+    check_all_say(ranks, "step-00000008/rank-00001.safetensors cannot be read (Stale file handle), and may be whole")
     assert "passed over" not in ranks.text()
 
 

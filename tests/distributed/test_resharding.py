@@ -130,7 +130,7 @@ def test_a_run_begins_with_the_weights_of_another(saved: Path, tmp_path: Path) -
     save_file({**{name: weights[name] for name in names[2:]}, names[1]: torch.zeros(1, 2), "new.weight": torch.ones(1)},
               other / "model.safetensors")  # fmt: skip
     shutil.copytree(source, damaged)
-    (damaged / "__0_0.distcp").write_bytes(b"")
+    (damaged / "rank-00000.safetensors").write_bytes(b"")
     begins = {"checkpoint": source, "folder": folder, "other": other, "damaged": damaged, "missing": tmp_path / "none"}
     begins |= {"empty": tmp_path}
     cells = {
@@ -154,7 +154,7 @@ def test_a_run_begins_with_the_weights_of_another(saved: Path, tmp_path: Path) -
             assert all(not value.any() for key, value in found.items() if key.endswith("exp_avg"))
         text = said[f"other-{strategy}"]
         assert f"missing: {names[0]}; not of this model: new.weight; other shapes: {names[1]} of [1, 2], wanted" in text
-        assert "__0_0.distcp has 0 bytes" in said[f"damaged-{strategy}"]
+        assert "rank-00000.safetensors has 0 bytes" in said[f"damaged-{strategy}"]
         assert f"there is no directory {tmp_path / 'none'}" in said[f"missing-{strategy}"]
         assert "holds neither model.safetensors nor manifest.json" in said[f"empty-{strategy}"]
     assert "other shapes: " in said["wider"] and "train.init_from: the weights in " in said["wider"]

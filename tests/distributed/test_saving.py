@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +22,25 @@ def checkpoint(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
-def slow_writer() -> None:
-    """The save of step 4 takes longer than the rest of training."""
-    from trainpkg.runtime.tensors import Writer
+def never_ready() -> None:
+    """What is written beside training is waited for by the next save, and not noticed before."""
+    from trainpkg.runtime.saving import Beside
 
-    plain = Writer.write_data
-
-    def write_data(self: Writer, *arguments: Any) -> Any:
-        if "step-00000004" in str(self.path):
-            time.sleep(2.0)
-        return plain(self, *arguments)
-
-    Writer.write_data = write_data  # type: ignore[method-assign]
+    Beside.ready = property(lambda self: False)  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(("base", "strategy"), [("digits", "ddp"), ("gpt", "fsdp")])
 def test_saved_beside_training_is_what_the_step_was(tmp_path: Path, base: str, strategy: str) -> None:
     keys = {"strategy": strategy, "model__dropout": 0.2, "ema__decay": 0.9, "logging__every_steps": 3}
     run_ranks(config(base, **keys), tmp_path / "here", 2)
-    ranks = run_ranks(config(base, **keys, checkpoint__asynchronous=True), tmp_path / "beside", 2, before=slow_writer)
+    ranks = run_ranks(config(base, **keys, checkpoint__asynchronous=True), tmp_path / "beside", 2, before=never_ready)
     for step in (4, 8):
         one, other = (manifest.read_manifest(checkpoint(tmp_path / place, step)) for place in ("here", "beside"))
-        # state.json tells of times, the index where it was written
         assert one.keys() == other.keys() and len(one) == 6
-        assert [name for name in one if one[name] != other[name]] in (["state.json"], [".metadata", "state.json"])
+        assert [name for name in one if one[name] != other[name]] == ["state.json"], "which tells of times"
     events = [(report["event"], report.get("step")) for report in ranks.reports if report["rank"] == 0]
     assert events.index(("step", 8)) < events.index(("saved", 4)) < events.index(("saved", 8))
-    assert "beside training, which it held up for" in ranks.logs[0].read_text()
+    assert "beside training, which stood still for" in ranks.logs[0].read_text()
     assert not list((tmp_path / "beside" / "checkpoints").glob(".tmp-*"))
 
 
@@ -66,18 +57,31 @@ def test_a_stop_waits_for_the_save_beside_training(tmp_path: Path) -> None:
 
 
 def kill_rank_1_while_step_8_is_written() -> None:
-    from trainpkg.runtime.tensors import Writer
+    from trainpkg.runtime.saving import Beside, Part
 
-    plain = Writer.write_data
+    plain = Beside.write
 
-    def write_data(self: Writer, *arguments: Any) -> Any:
-        if "step-00000008" in str(self.path):
-            if os.environ["RANK"] == "1":
-                os.kill(os.getpid(), 9)
-            time.sleep(0.5)
-        return plain(self, *arguments)
+    def write(self: Beside, part: Part) -> None:
+        plain(self, part)
+        if "step-00000008" in part.folder.name and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), 9)
 
-    Writer.write_data = write_data  # type: ignore[method-assign]
+    Beside.write = write  # type: ignore[method-assign]
+
+
+def kill_the_scribe_of_rank_1_before_step_8() -> None:
+    from trainpkg.runtime.saving import Beside, Part
+
+    plain = Beside.write
+
+    def write(self: Beside, part: Part) -> None:
+        if "step-00000008" in part.folder.name and os.environ["RANK"] == "1":
+            assert self._process is not None
+            self._process.kill()
+            self._process.wait()
+        plain(self, part)
+
+    Beside.write = write  # type: ignore[method-assign]
 
 
 @pytest.mark.failure("F107")
@@ -90,6 +94,15 @@ def test_kill_while_a_save_goes_on_beside_training(tmp_path: Path) -> None:
     ranks = run_ranks(run, tmp_path, 2, attempt=2)
     assert "goes on from step-00000004" in ranks.text()
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
+
+
+def test_what_writes_beside_training_is_killed(tmp_path: Path) -> None:
+    run = config(train__max_steps=12, checkpoint__asynchronous=True, checkpoint__keep_last=3)
+    ranks = run_ranks(run, tmp_path, 2, 2, before=kill_the_scribe_of_rank_1_before_step_8)
+    for log in ranks.logs:
+        text = log.read_text()
+        assert "checkpoint of step 8 cannot be saved in" in text and "ended with status -9" in text, text
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000004"]
 
 
 def test_every_so_many_minutes_on_the_clock_of_rank_0(tmp_path: Path) -> None:
@@ -154,7 +167,7 @@ def test_named_checkpoints_and_weights(tmp_path: Path) -> None:
     assert (run_dir / "checkpoints" / "best").read_text() == f"step-{best:08d}\n"
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(checkpoint(run_dir, 8), elsewhere)
-    shard = checkpoint(run_dir, 6) / "__0_0.distcp"
+    shard = checkpoint(run_dir, 6) / "rank-00000.safetensors"
     os.truncate(shard, shard.stat().st_size - 1)
     of_last, of_average = total(model / "model.safetensors"), total(model / "ema.safetensors")
     assert of_last != of_average

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ import trainpkg.evaluate
 import trainpkg.train
 from trainpkg.data.feed import Feed
 from trainpkg.runtime import rank as rank_module
-from trainpkg.runtime.shelf import Shelf
-from trainpkg.runtime.tensors import Writer
+from trainpkg.runtime import retention
+from trainpkg.runtime.saving import Here
 
 
 def main() -> None:
@@ -74,16 +73,16 @@ def in_step(rank: int, who: str, when: str, how: str) -> None:
 
 def in_save(rank: int, who: str, when: str, how: str) -> None:
     """... in the save after step `when`, with files half written."""
-    real = Writer.write_data
+    real = Here.write
 
-    def wrapped(self: Any, *arguments: Any) -> Any:
-        folder = Path(self.path)
-        if rank == int(who) and int(folder.name.split("-")[2]) >= int(when):
-            (folder / f"torn-{rank}").write_bytes(b"x" * 1000)
+    def wrapped(self: Any, part: Any) -> None:
+        if rank == int(who) and int(part.folder.name.split("-")[2]) >= int(when):
+            part.folder.mkdir(parents=True, exist_ok=True)
+            (part.folder / f"torn-{rank}").write_bytes(b"x" * 1000)
             ENDS[how]()
-        return real(self, *arguments)
+        real(self, part)
 
-    Writer.write_data = wrapped  # type: ignore[method-assign]
+    Here.write = wrapped  # type: ignore[method-assign]
 
 
 def anytime(rank: int, who: str, seconds: str, how: str) -> None:
@@ -96,28 +95,28 @@ def anytime(rank: int, who: str, seconds: str, how: str) -> None:
 
 def slow_publish(rank: int, seconds: str) -> None:
     """Rank 0 takes long to publish a checkpoint; the others wait for it."""
-    real = Shelf.publish
+    real = retention.publish
 
-    def wrapped(self: Any, *arguments: Any) -> None:
+    def wrapped(*arguments: Any) -> None:
         print("publishing begins", flush=True)
         time.sleep(float(seconds))
-        real(self, *arguments)
+        real(*arguments)
         print("published", flush=True)
 
-    Shelf.publish = wrapped  # type: ignore[method-assign]
+    retention.publish = wrapped
 
 
 def slow_write(rank: int, who: str, seconds: str) -> None:
     """One rank takes long to write its part of a checkpoint."""
-    real = Writer.write_data
+    real = Here.write
 
-    def wrapped(self: Any, *arguments: Any) -> Any:
+    def wrapped(self: Any, part: Any) -> None:
         if rank == int(who):
             print("writing begins", flush=True)
             time.sleep(float(seconds))
-        return real(self, *arguments)
+        real(self, part)
 
-    Writer.write_data = wrapped  # type: ignore[method-assign]
+    Here.write = wrapped  # type: ignore[method-assign]
 
 
 def alone_at_the_end(rank: int) -> None:

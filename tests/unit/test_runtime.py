@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import math
 import os
-import pickle
 import random
 import signal
 import socket
@@ -21,13 +19,13 @@ import torch
 
 from trainpkg.errors import UserError
 from trainpkg.launch.node import evidence
-from trainpkg.runtime import manifest, metrics, tensors
+from trainpkg.runtime import manifest, metrics
 from trainpkg.runtime.distributed import RankContext, is_lost_peer
 from trainpkg.runtime.rank import read_spec, report_exception
 from trainpkg.runtime.report import Reporter
-from trainpkg.runtime.saving import file_problem
+from trainpkg.runtime.retention import step_names
+from trainpkg.runtime.saving import sentence
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
-from trainpkg.runtime.shelf import step_names
 from trainpkg.runtime.signals import Cadence, StopRequest
 from trainpkg.runtime.state import TrainState
 
@@ -255,39 +253,6 @@ def test_replaced_file_is_old_or_new(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text() == "2" and [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_index_of_a_checkpoint_is_data_not_code() -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.system, ("true",)
-
-    for poison in (Evil(), print, torch.load):
-        with pytest.raises(pickle.UnpicklingError, match="has no place in a checkpoint"):
-            tensors.IndexUnpickler(io.BytesIO(pickle.dumps(poison))).load()
-    assert tensors.IndexUnpickler(io.BytesIO(pickle.dumps(torch.bfloat16))).load() is torch.bfloat16
-
-
-class ByGetattr:
-    """Pickles as Python 3.11.0 to 3.11.3 pickle a member of an Enum: getattr(owner, name)."""
-
-    def __init__(self, owner: object, name: str) -> None:
-        self.call = (getattr, (owner, name))
-
-    def __reduce__(self) -> tuple[object, tuple[object, str]]:
-        return self.call
-
-
-def test_an_index_written_by_the_first_pythons_3_11() -> None:
-    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
-
-    def read(value: object) -> object:
-        return tensors.IndexUnpickler(io.BytesIO(pickle.dumps(value))).load()
-
-    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
-    assert read(ByGetattr(_MEM_FORMAT_ENCODING, member.name)) is member
-    with pytest.raises(pickle.UnpicklingError, match="attribute '__init__'"):
-        read(ByGetattr(Metadata, "__init__"))
-
-
 def test_steps_in_a_directory(tmp_path: Path) -> None:
     for name in ("step-00000010", "step-00000009", "step-123456789", ".tmp-step-00000011-ab", "step-1", "latest"):
         (tmp_path / name).mkdir()
@@ -295,8 +260,6 @@ def test_steps_in_a_directory(tmp_path: Path) -> None:
     assert step_names(tmp_path / "absent") == []
 
 
-def test_file_problems(tmp_path: Path) -> None:
-    assert "no space left" in str(file_problem(OSError(28, "No space left on device"), tmp_path))
-    assert "no space left" in str(file_problem(RuntimeError("PytorchStreamWriter failed: file write failed"), tmp_path))
-    assert "Permission denied" in str(file_problem(OSError(13, "Permission denied"), tmp_path))
-    assert file_problem(RuntimeError("shapes"), tmp_path) is None
+def test_what_the_file_system_refused(tmp_path: Path) -> None:
+    assert "no space left" in sentence(28, "No space left on device", tmp_path)
+    assert "Permission denied" in sentence(13, "Permission denied", tmp_path)

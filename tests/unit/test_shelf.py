@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,24 @@ import torch
 
 from tests.unit.test_runtime import context
 from trainpkg.config import Checkpoint
-from trainpkg.runtime import manifest, tensors
-from trainpkg.runtime.shelf import STATE, Shelf, step_name, step_of
+from trainpkg.runtime import manifest, retention, tensors
+from trainpkg.runtime.retention import STATE, step_name, step_of
+from trainpkg.runtime.shelf import Shelf
 
 
 def save(folder: Path, step: int, value: float | None, mode: str = "max", **keys: Any) -> None:
     """The checkpoint of a step, by a process that has just started; `value` None: not evaluated at this step."""
-    shelf = Shelf(context(), folder, Checkpoint(**keys))
     waiting = folder / f".tmp-{step_name(step)}"
     waiting.mkdir(parents=True)
     evaluation = {"step": step - (value is None), "metrics": {"accuracy": value or 0.5, "loss": 1.0}}
     best = {"metric": "accuracy", "mode": mode, "value": 0.5, "step": 1}
     (waiting / STATE).write_text(json.dumps({"step": step, "last_eval": evaluation, "best": best}))
-    shelf.publish(waiting, step, manifest.describe(waiting, [STATE]))
+    publish(Shelf(context(), folder, Checkpoint(**keys)), waiting, step)
+
+
+def publish(shelf: Shelf, waiting: Path, step: int) -> None:
+    what = shelf.publication(waiting, step, manifest.describe(waiting, [STATE]))
+    retention.publish(retention.Publication(**json.loads(json.dumps(asdict(what)))), {})  # as it goes to a process
 
 
 def there(folder: Path) -> list[int]:
@@ -58,7 +64,7 @@ def test_a_damaged_one_is_kept_for_nothing(tmp_path: Path, keep: dict[str, int])
     waiting = tmp_path / ".tmp-3"
     waiting.mkdir()
     (waiting / STATE).write_text("{}")
-    shelf.publish(waiting, 3, {})
+    publish(shelf, waiting, 3)
     assert there(tmp_path) == [1, 3]
 
 

@@ -1,13 +1,12 @@
 """Checkpoints of one run: what is in one, when one is due, saving beside training, going on from one.
 
 All ranks call every method, and every decision is rank 0's, or made from what all ranks gathered. A checkpoint is the
-state of the step at whose end it was begun, also when training goes on while it is written. How it lies on disk, and
-which stay, belongs to `shelf`; the tensors' files to `tensors`.
+state of the step at whose end it was begun, also when training goes on while it is written. Who writes it belongs to
+`saving`, which there are to `shelf`, which of them stay to `retention`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import shutil
@@ -21,16 +20,29 @@ import torch
 from trainpkg import __version__
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import init_from, manifest, tensors
-from trainpkg.runtime.distributed import RankContext, broadcast_object, is_lost_peer, patient
+from trainpkg.runtime import init_from, shards, tensors
+from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_objects, patient
 from trainpkg.runtime.parallel import Single
-from trainpkg.runtime.saving import Flight, file_problem
+from trainpkg.runtime.retention import STATE, step_name
+from trainpkg.runtime.saving import Answer, Beside, Here, Part
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
-from trainpkg.runtime.shelf import STATE, Shelf, read_facts, step_name
+from trainpkg.runtime.shelf import Shelf, read_facts
 from trainpkg.runtime.state import RunningLoss, TrainState
 from trainpkg.runtime.update import Update
 
-NOTHING, DUE, FAILED = 0.0, 1.0, 2.0  # what a rank tells the others of
+DUE, READY = 1, 2  # what a rank tells the others of, as bits
+
+
+@dataclasses.dataclass
+class Flight:
+    """A save that was begun. Times are monotonic."""
+
+    step: int
+    waiting: Path
+    writer: Here | Beside
+    began_s: float = dataclasses.field(default_factory=time.monotonic)
+    held_up_s: float = 0.0  # for how long training stood still
+    published: bool = False  # the order was given: rank 0's answer is awaited, and no other
 
 
 class Checkpoints:
@@ -56,68 +68,97 @@ class Checkpoints:
         self._flight: Flight | None = None
         self._due = False
         self._last = time.monotonic()
-        self._beside = tensors.Beside(ctx, run.checkpoint.timeout_s) if run.checkpoint.asynchronous and update else None
+        self._here = Here()
+        self._beside = Beside(ctx.device.type == "cuda") if run.checkpoint.asynchronous else self._here
 
     # -- when
 
     def wish(self) -> float:
         """What this rank tells the others where they meet; they `agree` on what comes of it."""
-        if self._flight is not None and self._flight.failed:
-            return FAILED
         minutes = self.run.checkpoint.every_minutes
-        late = minutes is not None and time.monotonic() - self._last >= 60 * minutes
-        return DUE if late and self.ctx.is_main else NOTHING
+        due = self.ctx.is_main and minutes is not None and time.monotonic() - self._last >= 60 * minutes
+        flight = self._flight
+        ready = flight is not None and ((flight.published and not self.ctx.is_main) or flight.writer.ready)
+        return DUE * due + READY * ready
 
     def agree(self, wishes: Sequence[float]) -> None:
         """All ranks' wishes. UserError on all of them where a save beside training has failed."""
-        self._due = DUE in wishes
-        if FAILED in wishes or (self._flight is not None and self._flight.over):
-            self.settle()
+        self._due = any(int(wish) & DUE for wish in wishes)
+        if all(int(wish) & READY for wish in wishes):
+            self._advance()
 
     def maybe_save(self, step: int) -> None:
         """Save if the policy says so after `step` steps; the last step always does, and waits for the disk."""
         is_last = step >= self.run.train.max_steps
         if is_last or self._due or step % self.run.checkpoint.every_steps == 0:
-            self._begin(step, None if is_last else self._beside)
+            self._begin(step, self._here if is_last else self._beside)
 
     def save(self, step: int) -> None:
         """This step is on disk when it returns. UserError where the disk is full: nothing old is lost."""
-        self._begin(step, None)
+        self._begin(step, self._here)
         self.settle()
 
     def settle(self) -> None:
         """Wait for the save that was begun, if any. UserError where it failed."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        with contextlib.nullcontext() if flight.over else self.ctx.reporter.phase("saving"):
-            error = flight.end.exception()
-        if error is not None:
-            self._refuse(flight, error)
-        seconds = flight.ended_s - flight.began_s
-        if self.ctx.is_main:
-            held_up = f", beside training, which it held up for {flight.held_up_s:.2f} s" if flight.beside else ""
-            limit = self.run.checkpoint.timeout_s
-            self.ctx.say(f"saved {step_name(flight.step)} in {seconds:.2f} s of at most {limit:g} s{held_up}")
-        self.ctx.reporter.saved(flight.step, seconds)
+        if self._flight is not None:
+            with patient(self.ctx, "saving", self.run.checkpoint.timeout_s):
+                while self._flight is not None:
+                    self._advance()
 
     # -- saving
 
-    def _begin(self, step: int, beside: tensors.Beside | None) -> None:
-        """Begin to save, unless this very step is saved or being saved; without `beside` it is over on return."""
+    def _begin(self, step: int, writer: Here | Beside) -> None:
+        """Begin to save, unless this very step is saved or being saved; `Here`, it is over on return."""
         if step == self._saved_step:
             return
         self.settle()
         self._saved_step, self._due, self._last = step, False, time.monotonic()
         waiting = self.shelf.folder / f".tmp-{step_name(step)}-{self.ctx.attempt}.{self.ctx.generation}"
-        flight = self._flight = Flight(step, waiting, beside is not None)
-        with patient(self.ctx, "saving", self.run.checkpoint.timeout_s):
+        self._flight = Flight(step, waiting, writer)
+        with self.ctx.reporter.phase("saving"):
             self.strategy.broadcast_buffers()
-            parts = tensors.share(self._parts(), self.ctx.rank, self.ctx.world_size)
-            writer = tensors.Writer(waiting, self._texts(), lambda files: self._publish(flight, files), flight.beside)
-            flight.off((beside or tensors.Here()).save(parts, writer))
-        if not flight.beside:
+            share = shards.Shards(tensors.share(self._parts(), self.ctx.rank, self.ctx.world_size))
+            writer.write(Part(waiting, self._texts(), shards.file_of(self.ctx.rank), share))
+        self._flight.held_up_s = time.monotonic() - self._flight.began_s
+        if writer is self._here:
             self.settle()
+
+    def _advance(self) -> None:
+        """From what each rank has written to the order to publish it, from that to the end. Collective, may wait."""
+        flight = self._flight
+        assert flight is not None
+        if not flight.published:
+            answers = gather_objects(self.ctx, flight.writer.answer())
+            self._refuse(flight, answers)
+            files = {name: facts for answer in answers for name, facts in answer.files.items()}
+            flight.published = True
+            if self.ctx.is_main:
+                with self.ctx.reporter.phase("publishing"):
+                    flight.writer.publish(self.shelf.publication(flight.waiting, flight.step, files))
+            return
+        answer = None
+        if self.ctx.is_main:
+            with self.ctx.reporter.phase("publishing"):
+                answer = flight.writer.answer()
+        answer, seconds = broadcast_object(self.ctx, (answer, answer and answer.ended_s - flight.began_s))
+        self._refuse(flight, [answer])
+        self._flight = None
+        if self.ctx.is_main:
+            held_up = f", beside training, which stood still for {flight.held_up_s:.2f} s"
+            limit = f" of at most {self.run.checkpoint.timeout_s:g} s"
+            how = limit if flight.writer is self._here else held_up
+            self.ctx.say(f"saved {step_name(flight.step)} in {seconds:.2f} s{how}")
+        self.ctx.reporter.saved(flight.step, seconds)
+
+    def _refuse(self, flight: Flight, answers: list[Answer]) -> None:
+        """UserError, the same on all ranks, where any of these answers tells of a problem."""
+        problem = next((answer.problem for answer in answers if answer.problem), None)
+        if problem is None:
+            return
+        self._flight = None
+        if self.ctx.is_main:
+            shutil.rmtree(flight.waiting, ignore_errors=True)
+        raise UserError(f"checkpoint of step {flight.step} cannot be saved in {self.shelf.folder}: {problem}")
 
     def _parts(self) -> dict[str, torch.Tensor]:
         """All tensors of a checkpoint, by name: those that training works with."""
@@ -129,7 +170,7 @@ class Checkpoints:
         """Contents of the files besides the tensors that this rank writes."""
         assert self.update is not None
         own = {"rng": rng_state(self.ctx.device), "loss": self.loss.as_dict()}
-        texts = {rank_file(self.ctx.rank): json.dumps(own)}
+        texts = {own_file(self.ctx.rank): json.dumps(own)}
         if self.ctx.is_main:
             facts = {
                 **dataclasses.asdict(self.state),
@@ -145,23 +186,6 @@ class Checkpoints:
             }
             texts[STATE] = json.dumps(facts, indent=1)
         return texts
-
-    def _publish(self, flight: Flight, files: manifest.Files) -> None:
-        if flight.beside:  # the phase is training's
-            self.shelf.publish(flight.waiting, flight.step, files)
-            return
-        with self.ctx.reporter.phase("publishing"):
-            self.shelf.publish(flight.waiting, flight.step, files)
-
-    def _refuse(self, flight: Flight, error: BaseException) -> None:
-        """A UserError on all ranks where the file system refused on any; other errors as they came."""
-        problem = None if is_lost_peer(error) else file_problem(error, self.shelf.folder)
-        if problem is None:
-            raise error
-        problem = broadcast_object(self.ctx, problem)  # how much is free there changes
-        if self.ctx.is_main:
-            shutil.rmtree(flight.waiting, ignore_errors=True)
-        raise UserError(f"checkpoint of step {flight.step} cannot be saved in {self.shelf.folder}: {problem}")
 
     # -- loading
 
@@ -195,11 +219,11 @@ class Checkpoints:
         if root is None:
             raise UserError(f"{self.shelf.folder} holds no whole checkpoint; train the run first")
         facts = read_facts(root, self.run, self.data_digest)
-        saved = tensors.sizes(root)
+        saved = shards.read_index(root)["tensors"]
         averaged = weights != "raw" and self.run.ema is not None and any(name.startswith("ema.") for name in saved)
         if weights == "ema" and not averaged:
             raise UserError(f"evaluate.weights = 'ema': {root} holds no averaged weights; take raw")
-        tensors.load(root, tensors.renamed(tensors.of_model(self.strategy.module), saved, averaged))
+        shards.load(root, tensors.renamed(tensors.of_model(self.strategy.module), saved, averaged))
         self._take(facts)
         return root.name, "ema" if averaged else "raw"
 
@@ -222,13 +246,13 @@ class Checkpoints:
         """Everything. UserError for a checkpoint of another run (fingerprint) or of other data (digest)."""
         assert self.update is not None
         facts = read_facts(root, self.run, self.data_digest)
-        saved = tensors.sizes(root)
+        saved = shards.read_index(root)["tensors"]
         tensors.make_room(self.strategy.module, self.update.optimizers, saved)
         parts = self._parts()
         lacks_average = any(name.startswith("ema.") and name not in saved for name in parts)
         if lacks_average:
             parts = {name: tensor for name, tensor in parts.items() if not name.startswith("ema.")}
-        tensors.load(root, parts)
+        shards.load(root, parts)
         self.strategy.gather_again()
         if lacks_average:
             self.update.average.restart()
@@ -248,16 +272,16 @@ class Checkpoints:
         """What each rank has for itself: its own again, or, on another number of ranks, the sums over all."""
         world_size = facts["world_size"]
         if world_size == self.ctx.world_size:
-            own = json.loads((root / rank_file(self.ctx.rank)).read_text())
+            own = json.loads((root / own_file(self.ctx.rank)).read_text())
             self.loss.load(own["loss"])
             set_rng_state(own["rng"], self.ctx.device)
             return
         if self.ctx.is_main:
             self.ctx.say(f"{root.name} is of {world_size} ranks, these are {self.ctx.world_size}: no sample is lost")
-            losses = [json.loads((root / rank_file(rank)).read_text())["loss"] for rank in range(world_size)]
+            losses = [json.loads((root / own_file(rank)).read_text())["loss"] for rank in range(world_size)]
             self.loss.load({key: sum(loss[key] for loss in losses) for key in ("total", "count")})
         seed_all(mix("resume", self.run.seed, self.state.step, self.ctx.rank, self.ctx.world_size))
 
 
-def rank_file(rank: int) -> str:
+def own_file(rank: int) -> str:
     return f"rank-{rank:05d}.json"

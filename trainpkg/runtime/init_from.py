@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trainpkg.errors import UserError
-from trainpkg.runtime import initial, manifest, tensors
+from trainpkg.runtime import initial, manifest, shards, tensors
 from trainpkg.runtime.distributed import broadcast_object, gather_objects
 from trainpkg.runtime.parallel import named
 from trainpkg.runtime.shelf import Shelf
@@ -33,9 +33,11 @@ def load(shelf: Shelf, module: nn.Module, begin: str) -> None:
     if broadcast_object(shelf.ctx, path.is_dir() and not (path / manifest.MANIFEST).exists()):
         raise UserError(f"{KEY} = {begin!r}: {path} holds neither {WEIGHTS} nor {manifest.MANIFEST} of a checkpoint")
     root = shelf.require_whole(KEY, begin, path)
-    saved = {name: size for name, size in tensors.sizes(root).items() if name.startswith("model.")}
+    saved = {
+        name: entry["shape"] for name, entry in shards.read_index(root)["tensors"].items() if name.startswith("model.")
+    }
     _require_fit(root, saved, weights)
-    tensors.load(root, weights)
+    shards.load(root, weights)
 
 
 @torch.no_grad()

@@ -1,32 +1,26 @@
-"""The checkpoints of one run on disk: publishing whole ones only, which of them stay, which are whole.
+"""The checkpoints of one run on disk, as all ranks see them: which there are, which are whole, whose they are.
 
-    checkpoints/step-00000200/   shards and index of torch.distributed.checkpoint: tensors only
-                                 state.json (how far), rank-00000.json (what each rank has for itself), manifest.json
+    checkpoints/step-00000200/   rank-00000.safetensors (shards), rank-00000.json (what each rank has for itself),
+                                 index.json (which shard is where), state.json (how far), manifest.json
     checkpoints/latest           name of the newest, moved last
     checkpoints/best             name of the best that is kept, where checkpoint.keep_best asks for any
 
 A step directory appears by one rename after all its files are synced, so what was there before stays whole if a save
-fails. Everything that decides which stay is read from the directories themselves. What is in a checkpoint, and when one
-is due, belongs to `checkpoint`.
+fails. Publishing and which ones stay is `retention`; what is in a checkpoint, and when one is due, `checkpoint`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
 import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
 from trainpkg.config import Checkpoint, Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import manifest
+from trainpkg.runtime import manifest, retention
 from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_objects
-
-STATE = "state.json"
-_STEP = re.compile(r"step-(\d{8,})")
+from trainpkg.runtime.retention import STATE, Publication, step_name, step_names
 
 
 class Shelf:
@@ -35,7 +29,6 @@ class Shelf:
     def __init__(self, ctx: RankContext, folder: Path, config: Checkpoint) -> None:
         self.ctx, self.folder, self.config = ctx, folder, config
         self.damaged: set[str] = set()  # rank 0's knowledge
-        self._scores: dict[str, float | None] = {}
 
     # -- rank 0 alone
 
@@ -44,50 +37,14 @@ class Shelf:
         for left in self.folder.glob(".tmp-*"):
             shutil.rmtree(left, ignore_errors=True)
 
-    def publish(self, waiting: Path, step: int, files: manifest.Files) -> None:
-        """Make the directory `waiting`, whose files all ranks have synced, the checkpoint of `step`."""
-        manifest.write_manifest(waiting, files, step=step)
-        final = self.folder / step_name(step)
-        doomed = None
-        if final.exists():  # damaged and passed over when this attempt started, or it would have been loaded
-            doomed = final.rename(self.folder / f".tmp-old-{uuid.uuid4().hex[:8]}")
-        waiting.rename(final)
-        manifest.sync_directory(self.folder)
-        manifest.replace_synced(self.folder / "latest", final.name + "\n")
-        self.damaged.discard(final.name)
-        self._scores.pop(final.name, None)
-        if doomed is not None:
-            shutil.rmtree(doomed, ignore_errors=True)
-        self._prune(step)
-
-    def _prune(self, step: int) -> None:
-        """Remove what no key keeps, up to this step; what is newer is damaged, and will be overwritten."""
-        done = [name for name in step_names(self.folder) if step_of(name) <= step]
-        whole = [name for name in done if name not in self.damaged]
-        best = self.best_first(whole)[: self.config.keep_best]
-        for_ever = self.config.keep_every_steps
-        kept = {*whole[: self.config.keep_last], *best}
-        kept |= {name for name in whole if for_ever and step_of(name) % for_ever == 0}
-        self._point_at_best(best)
-        for name in set(done) - kept:
-            # Renamed first: a directory that is half deleted must not look like a checkpoint.
-            doomed = (self.folder / name).rename(self.folder / f".tmp-old-{name}")
-            shutil.rmtree(doomed, ignore_errors=True)
-
-    def _point_at_best(self, best: list[str]) -> None:
-        pointer = self.folder / "best"
-        if not best:
-            pointer.unlink(missing_ok=True)
-        elif not pointer.exists() or pointer.read_text() != best[0] + "\n":
-            manifest.replace_synced(pointer, best[0] + "\n")
-
-    def best_first(self, names: list[str]) -> list[str]:
-        """Those that were evaluated at their own step, the best first, of equal ones the earlier."""
-        for name in names:
-            if name not in self._scores:
-                self._scores[name] = score(self.folder / name)
-        found = [(-value, step_of(name), name) for name in names if (value := self._scores[name]) is not None]
-        return [name for _, _, name in sorted(found)]
+    def publication(self, waiting: Path, step: int, files: manifest.Files) -> Publication:
+        """What is to be done with the directory `waiting`, whose files all ranks have synced."""
+        config = self.config
+        self.damaged.discard(step_name(step))
+        return Publication(
+            str(self.folder), str(waiting), step, files, config.keep_last, config.keep_best, config.keep_every_steps,
+            tuple(self.damaged),
+        )  # fmt: skip
 
     # -- all ranks together
 
@@ -121,7 +78,7 @@ class Shelf:
 
     def _named(self, which: str) -> Path | None:
         if which == "best":
-            best = self.best_first(step_names(self.folder))
+            best = retention.best_first(self.folder, step_names(self.folder), {})
             return self.folder / best[0] if best else None
         return self.folder / step_name(int(which)) if which.isdigit() else Path(which).expanduser().absolute()
 
@@ -170,32 +127,3 @@ def read_facts(root: Path, run: Run, data_digest: str | None) -> dict[str, Any]:
             "Python everywhere), or name another run"
         )
     return facts
-
-
-def score(root: Path) -> float | None:
-    """The task's metric of the evaluation at the checkpoint's own step, higher for better; None without one."""
-    try:
-        facts: dict[str, Any] = json.loads((root / STATE).read_text())
-        best, evaluation = facts["best"], facts["last_eval"]
-        if not best or evaluation.get("step") != facts["step"]:
-            return None
-        value = float(evaluation["metrics"][best["metric"]])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # not a whole checkpoint
-    if math.isnan(value):
-        return None
-    return value if best["mode"] == "max" else -value
-
-
-def step_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
-
-
-def step_names(folder: Path) -> list[str]:
-    """Names of the step directories, newest first, whole or not."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted((name for name in names if _STEP.fullmatch(name)), key=step_of, reverse=True)
