@@ -1,6 +1,7 @@
 # make demo    set up .venv, train two models on two simulated nodes, evaluate, write tables and plots
 # make test    everything that CI runs: lint, unit, distributed, workflow and (as root) a real Slurm
 # make test-long   what takes too long for every change: a hundred random kills
+# make chaos   kill what there is to kill on a real Slurm, again and again, and write docs/chaos.md (as root, half an hour)
 # make lint    style, types, layers, generated files, sizes
 #
 # PYTHON=python3.12     the Python that .venv is made from (3.11 or newer)
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TEST_PACKAGES := slurmctld slurmd slurm-client munge iproute2 nftables openmpi-bin
 
-.PHONY: demo test test-long lint unit distributed workflow cluster packages clean
+.PHONY: demo test test-long chaos lint unit distributed workflow cluster packages clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.installed
@@ -40,6 +41,9 @@ unit distributed workflow cluster: $(VENV)/test.installed packages
 
 test-long: $(VENV)/test.installed packages
 	$(BIN)/python -m pytest -m long tests
+
+chaos: $(VENV)/test.installed packages
+	$(BIN)/python -m tests.cluster.chaos --write docs/chaos.md
 
 # Root installs the tests' Slurm and MPI; others are told in one line by the tests themselves.
 packages:

@@ -89,8 +89,8 @@ def test_kill_while_a_save_goes_on_beside_training(tmp_path: Path) -> None:
     run = config(train__max_steps=12, checkpoint__asynchronous=True)
     ranks = start(run, tmp_path, 2, before=kill_rank_1_while_step_8_is_written)
     assert sorted(ranks.wait()) == [-9, 3], ranks.text()
-    there = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert there == [".tmp-step-00000008-1.0", "latest", "step-00000004"]
+    there = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert there - {".tmp-step-00000008-1.0"} == {"latest", "step-00000004"}, "what waits may not have been begun"
     ranks = run_ranks(run, tmp_path, 2, attempt=2)
     assert "goes on from step-00000004" in ranks.text()
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
@@ -98,11 +98,11 @@ def test_kill_while_a_save_goes_on_beside_training(tmp_path: Path) -> None:
 
 def test_what_writes_beside_training_is_killed(tmp_path: Path) -> None:
     run = config(train__max_steps=12, checkpoint__asynchronous=True, checkpoint__keep_last=3)
-    ranks = run_ranks(run, tmp_path, 2, 2, before=kill_the_scribe_of_rank_1_before_step_8)
-    for log in ranks.logs:
-        text = log.read_text()
-        assert "checkpoint of step 8 cannot be saved in" in text and "ended with status -9" in text, text
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000004"]
+    ranks = start(run, tmp_path, 2, before=kill_the_scribe_of_rank_1_before_step_8)
+    assert ranks.wait() == [3, 1], "an accident of rank 1, which the launcher restarts, and no user's mistake"
+    assert "writes checkpoints beside training ended with status -9" in ranks.logs[1].read_text(), ranks.text()
+    assert (tmp_path / "checkpoints/latest").read_text() == "step-00000004\n"
+    assert not (tmp_path / "checkpoints/step-00000008").exists()
 
 
 def test_every_so_many_minutes_on_the_clock_of_rank_0(tmp_path: Path) -> None:

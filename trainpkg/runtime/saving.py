@@ -85,7 +85,8 @@ class Here:
 class Beside:
     """Copies the shards at once and leaves the rest to a process of its own, while training goes on.
 
-    The memory for the copy and the process are kept for the next save.
+    The memory for the copy and the process are kept for the next save. Where that process is killed, so is this rank's
+    life, by a RuntimeError: an accident, after which the launcher starts the ranks again.
     """
 
     def __init__(self, pinned: bool) -> None:
@@ -117,7 +118,9 @@ class Beside:
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
-            return Answer(problem=f"the process that writes beside training ended with status {status} (-9: killed)")
+            raise RuntimeError(
+                f"the process that writes checkpoints beside training ended with status {status} (-9: killed)"
+            )
         told: dict[str, Any] = json.loads(line)
         problem = sentence(told["errno"], told["text"], self._folder) if "text" in told else None
         return Answer(told["files"], problem, told["ended_s"])
