@@ -71,8 +71,6 @@ def turn(t: train.Training, way: str, num_steps: int) -> float:
 
 
 def rank_main(local_rank: int, strategy: str, folder: str, num_steps: int, rounds: int) -> None:
-    if os.environ.get("WEIGHT"):
-        Path("/proc/self/autogroup").write_text(os.environ["WEIGHT"])
     torch.set_num_threads(1)
     run = config(strategy, 10**6)
     spec: dict[str, Any] = {"run_dir": folder, "attempt": 1}
