@@ -20,7 +20,7 @@ from trainpkg.data.loading import loaded
 from trainpkg.data.order import evaluation_passes
 from trainpkg.errors import UserError
 from trainpkg.runtime import manifest, mesh, metrics
-from trainpkg.runtime.checkpoint import Checkpoints
+from trainpkg.runtime.checkpoints.checkpoint import Checkpoints
 from trainpkg.runtime.distributed import RankContext, all_sum, require_equal
 from trainpkg.runtime.parallel import Single, spread
 from trainpkg.runtime.state import RunningLoss, TrainState

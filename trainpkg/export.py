@@ -14,7 +14,8 @@ from torch import Tensor
 from trainpkg import __version__
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import manifest, tensors
+from trainpkg.runtime import manifest
+from trainpkg.runtime.checkpoints import tensors
 from trainpkg.runtime.distributed import RankContext, broadcast_object, patient
 from trainpkg.runtime.parallel import Single
 from trainpkg.runtime.update import NoAverage

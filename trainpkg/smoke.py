@@ -23,7 +23,7 @@ from trainpkg.config import Run
 from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
 from trainpkg.runtime import checks, manifest
-from trainpkg.runtime.checkpoint import Checkpoints
+from trainpkg.runtime.checkpoints.checkpoint import Checkpoints
 from trainpkg.runtime.checks import Outcome
 from trainpkg.runtime.distributed import RankContext, all_sum, gather_rows
 from trainpkg.runtime.mesh import local

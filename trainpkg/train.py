@@ -21,7 +21,7 @@ from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
 from trainpkg.evaluate import evaluate
 from trainpkg.runtime import insight, manifest, metrics
-from trainpkg.runtime.checkpoint import Checkpoints
+from trainpkg.runtime.checkpoints.checkpoint import Checkpoints
 from trainpkg.runtime.distributed import RankContext, StopPoll, gather_objects, gather_rows, require_equal
 from trainpkg.runtime.parallel import Single, spread
 from trainpkg.runtime.seeding import mix, seed_all

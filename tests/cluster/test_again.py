@@ -180,7 +180,7 @@ import importlib.abc, importlib.machinery, sys
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "trainpkg.runtime.checkpoint":
+        if name != "trainpkg.runtime.checkpoints.checkpoint":
             return None
         found = importlib.machinery.PathFinder.find_spec(name, path)
         load = found.loader.exec_module

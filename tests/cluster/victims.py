@@ -119,7 +119,7 @@ def _kill_one(found: list[tuple[int, str, int]], pick: float, name: str) -> str:
 
 def scribe(run: Submitted, kill: Kill) -> str:
     """The process that writes a rank's checkpoints beside training; there is none where the rank writes itself."""
-    return _program(run, kill, "scribe", PYTHON, "-m trainpkg.runtime.scribe") or rank(run, kill)
+    return _program(run, kill, "scribe", PYTHON, "-m trainpkg.runtime.checkpoints.scribe") or rank(run, kill)
 
 
 def forkserver(run: Submitted, kill: Kill) -> str:

@@ -19,7 +19,8 @@ from tests.distributed.start import config, run_ranks
 from trainpkg import data, train
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import rank, tensors
+from trainpkg.runtime import rank
+from trainpkg.runtime.checkpoints import tensors
 from trainpkg.runtime.distributed import RankContext
 
 Cell = dict[str, Any]

@@ -172,7 +172,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None] | None
 def limit_file_size_after_step_4() -> None:
     import signal
 
-    from trainpkg.runtime.checkpoint import Checkpoints
+    from trainpkg.runtime.checkpoints.checkpoint import Checkpoints
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     plain = Checkpoints.maybe_save

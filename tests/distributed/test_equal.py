@@ -233,7 +233,7 @@ def test_saved_on_two_ranks_goes_on_on_one_and_three(
 
 def die_after_save_at_4() -> None:
     """All ranks end as if killed, right after the checkpoint of step 4."""
-    from trainpkg.runtime.checkpoint import Checkpoints
+    from trainpkg.runtime.checkpoints.checkpoint import Checkpoints
 
     plain = Checkpoints.maybe_save
 

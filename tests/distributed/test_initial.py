@@ -14,7 +14,8 @@ from tests.distributed.start import config, run_ranks
 from trainpkg import models
 from trainpkg.config import GPTModel, Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import initial, rank, tensors
+from trainpkg.runtime import initial, rank
+from trainpkg.runtime.checkpoints import tensors
 from trainpkg.runtime.distributed import RankContext
 from trainpkg.runtime.parallel import spread
 from trainpkg.runtime.seeding import mix

@@ -39,7 +39,7 @@ def main(ctx: Any, run: Run, spec: Any) -> str:
     """As a stage's. A cell is {run (where its checkpoints are), config, steps: 0 to resume}."""
     from trainpkg import train
     from trainpkg.errors import UserError
-    from trainpkg.runtime import tensors
+    from trainpkg.runtime.checkpoints import tensors
 
     run_dir = Path(spec["run_dir"])
     said = {}

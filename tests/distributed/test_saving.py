@@ -24,7 +24,7 @@ def checkpoint(run_dir: Path, step: int) -> Path:
 
 def never_ready() -> None:
     """What is written beside training is waited for by the next save, and not noticed before."""
-    from trainpkg.runtime.saving import Beside
+    from trainpkg.runtime.checkpoints.saving import Beside
 
     Beside.ready = property(lambda self: False)  # type: ignore[assignment]
 
@@ -57,7 +57,7 @@ def test_a_stop_waits_for_the_save_beside_training(tmp_path: Path) -> None:
 
 
 def kill_rank_1_while_step_8_is_written() -> None:
-    from trainpkg.runtime.saving import Beside, Part
+    from trainpkg.runtime.checkpoints.saving import Beside, Part
 
     plain = Beside.write
 
@@ -70,7 +70,7 @@ def kill_rank_1_while_step_8_is_written() -> None:
 
 
 def kill_the_scribe_of_rank_1_before_step_8() -> None:
-    from trainpkg.runtime.saving import Beside, Part
+    from trainpkg.runtime.checkpoints.saving import Beside, Part
 
     plain = Beside.write
 
@@ -123,8 +123,8 @@ def main(ctx: Any, run: Run, spec: Any) -> str:
     """As a stage's: [(what was loaded, or the sentence, a sum over the weights)] in choices.json's place."""
     from trainpkg import models
     from trainpkg.errors import UserError
-    from trainpkg.runtime import tensors
-    from trainpkg.runtime.checkpoint import Checkpoints
+    from trainpkg.runtime.checkpoints import tensors
+    from trainpkg.runtime.checkpoints.checkpoint import Checkpoints
     from trainpkg.runtime.parallel import spread
     from trainpkg.runtime.state import RunningLoss, TrainState
 

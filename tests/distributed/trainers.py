@@ -20,8 +20,8 @@ import trainpkg.evaluate
 import trainpkg.train
 from trainpkg.data.feed import Feed
 from trainpkg.runtime import rank as rank_module
-from trainpkg.runtime import retention
-from trainpkg.runtime.saving import Here
+from trainpkg.runtime.checkpoints import retention
+from trainpkg.runtime.checkpoints.saving import Here
 
 
 def main() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainpkg.runtime import checks, manifest, retention, shards, tensors
-from trainpkg.runtime.saving import Here, Part
+from trainpkg.runtime import checks, manifest
+from trainpkg.runtime.checkpoints import retention, shards, tensors
+from trainpkg.runtime.checkpoints.saving import Here, Part
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 33, 1024, 5000])

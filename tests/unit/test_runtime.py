@@ -20,11 +20,11 @@ import torch
 from trainpkg.errors import UserError
 from trainpkg.launch.node import evidence
 from trainpkg.runtime import manifest, metrics
+from trainpkg.runtime.checkpoints.retention import step_names
+from trainpkg.runtime.checkpoints.saving import sentence
 from trainpkg.runtime.distributed import RankContext, is_lost_peer
 from trainpkg.runtime.rank import read_spec, report_exception
 from trainpkg.runtime.report import Reporter
-from trainpkg.runtime.retention import step_names
-from trainpkg.runtime.saving import sentence
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
 from trainpkg.runtime.signals import Cadence, StopRequest
 from trainpkg.runtime.state import TrainState

@@ -13,9 +13,10 @@ import torch
 
 from tests.unit.test_runtime import context
 from trainpkg.config import Checkpoint
-from trainpkg.runtime import manifest, retention, tensors
-from trainpkg.runtime.retention import STATE, step_name, step_of
-from trainpkg.runtime.shelf import Shelf
+from trainpkg.runtime import manifest
+from trainpkg.runtime.checkpoints import retention, tensors
+from trainpkg.runtime.checkpoints.retention import STATE, step_name, step_of
+from trainpkg.runtime.checkpoints.shelf import Shelf
 
 
 def save(folder: Path, step: int, value: float | None, mode: str = "max", **keys: Any) -> None:

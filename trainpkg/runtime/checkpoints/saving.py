@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
-from trainpkg.runtime import manifest, retention
-from trainpkg.runtime.shards import Shards
+from trainpkg.runtime import manifest
+from trainpkg.runtime.checkpoints import retention
+from trainpkg.runtime.checkpoints.shards import Shards
 from trainpkg.runtime.signals import SIGNALS
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -139,7 +140,7 @@ class Beside:
         if self._process is None:
             # What is sent to a rank's whole process group is no business of the scribe's.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            command = [sys.executable, "-m", "trainpkg.runtime.scribe", str(self._memory_fd)]
+            command = [sys.executable, "-m", "trainpkg.runtime.checkpoints.scribe", str(self._memory_fd)]
             pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": [self._memory_fd]}
             self._process = subprocess.Popen(command, text=True, **pipes)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trainpkg.errors import UserError
-from trainpkg.runtime import initial, manifest, shards, tensors
+from trainpkg.runtime import initial, manifest
+from trainpkg.runtime.checkpoints import shards, tensors
+from trainpkg.runtime.checkpoints.shelf import Shelf
 from trainpkg.runtime.distributed import broadcast_object, gather_objects
 from trainpkg.runtime.parallel import named
-from trainpkg.runtime.shelf import Shelf
 
 KEY = "train.init_from"
 WEIGHTS = "model.safetensors"

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainpkg.runtime import layout, manifest
+from trainpkg.runtime import manifest
+from trainpkg.runtime.checkpoints import layout
 
 STATE = "state.json"
 _STEP = re.compile(r"step-(\d{8,})")

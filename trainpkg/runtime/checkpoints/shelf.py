@@ -18,9 +18,10 @@ from typing import Any
 
 from trainpkg.config import Checkpoint, Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import manifest, retention
+from trainpkg.runtime import manifest
+from trainpkg.runtime.checkpoints import retention
+from trainpkg.runtime.checkpoints.retention import STATE, Publication, step_name, step_names
 from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_objects
-from trainpkg.runtime.retention import STATE, Publication, step_name, step_names
 
 
 class Shelf:

@@ -1,4 +1,4 @@
-"""Writes a rank's part of a checkpoint while the rank trains: `python -m trainpkg.runtime.scribe MEMORY`.
+"""Writes a rank's part of a checkpoint while the rank trains: `python -m trainpkg.runtime.checkpoints.scribe MEMORY`.
 
 A process of its own: a thread would take the interpreter from the training loop, or, with less claim to the processors,
 hold it while it waits for one. It reads orders from stdin, the bytes from memory that it shares with the rank (the
@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainpkg.runtime import manifest, retention
+from trainpkg.runtime import manifest
+from trainpkg.runtime.checkpoints import retention
 
 LEAST_CLAIM = 19  # nice
 _PR_SET_PDEATHSIG = 1

@@ -20,13 +20,13 @@ import torch
 from trainpkg import __version__
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.runtime import init_from, shards, tensors
+from trainpkg.runtime.checkpoints import init_from, shards, tensors
+from trainpkg.runtime.checkpoints.retention import STATE, step_name
+from trainpkg.runtime.checkpoints.saving import Answer, Beside, Here, Part
+from trainpkg.runtime.checkpoints.shelf import Shelf, read_facts
 from trainpkg.runtime.distributed import RankContext, broadcast_object, gather_objects, patient
 from trainpkg.runtime.parallel import Single
-from trainpkg.runtime.retention import STATE, step_name
-from trainpkg.runtime.saving import Answer, Beside, Here, Part
 from trainpkg.runtime.seeding import mix, rng_state, seed_all, set_rng_state
-from trainpkg.runtime.shelf import Shelf, read_facts
 from trainpkg.runtime.state import RunningLoss, TrainState
 from trainpkg.runtime.update import Update
 
