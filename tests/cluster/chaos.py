@@ -208,10 +208,10 @@ every {every} steps).
 {table}
 
 `power of a node` is every process of it at once, and its cable; it boots again. `slurmd` dies and is back in time,
-`slurmd for long` stays away until Slurm gives the node up while its processes live on. `save`: somewhere from the first
-file of a checkpoint to the move of `latest`; `end`: with all saved, before the result was written. `scribe` is the process that
-writes a rank's part beside training; where a run has none, the rank was killed. A kill is right when its run ended equal
-in all these ways and every life began where it should.
+`slurmd for long` stays away until Slurm gives the node up while its processes live on. `save`: somewhere from the
+first file of a checkpoint to the move of `latest`; `end`: with all saved, before the result was written. `scribe` is
+the process that writes a rank's part beside training; where a run has none, the rank was killed. A kill is right when
+its run ended equal in all these ways and every life began where it should.
 
 {runs}
 """

@@ -33,7 +33,8 @@ def compare_clipping() -> None:
 
     plain = Fsdp.clip
 
-    def clip(self: Fsdp, max_norm: float | None) -> torch.Tensor:
+    def clip(self: Fsdp, max_norm: float | None, scale: torch.Tensor | None = None) -> torch.Tensor:
+        assert scale is None
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         given = [p.grad.clone() for p in parameters if p.grad is not None]
         norm = plain(self, 0.1)
