@@ -15,7 +15,7 @@ import pytest
 from tests.unit.test_rollcall import SECRET, make_facts, make_spec
 from trainpkg.launch import wire
 from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.head.rollcall import Coordinator
+from trainpkg.launch.head.meeting.rollcall import Coordinator
 from trainpkg.launch.node.call import call_head, parse_head
 from trainpkg.launch.spec import Spec, Timeouts
 

@@ -8,7 +8,8 @@ import os
 import sys
 
 from trainpkg.__main__ import main
-from trainpkg.launch.head import attempt, reception
+from trainpkg.launch.head import attempt
+from trainpkg.launch.head.meeting import reception
 
 if __name__ == "__main__":
     attempt.make_spec = functools.partial(attempt.make_spec, **json.loads(os.environ["TEST_SPEC"]))

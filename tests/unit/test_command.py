@@ -15,10 +15,10 @@ import pytest
 
 from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg.launch.facts import RollCallError
-from trainpkg.launch.head import command, places
-from trainpkg.launch.head.command import OnTheWay
-from trainpkg.launch.head.member import Member
-from trainpkg.launch.head.missing import Waiting
+from trainpkg.launch.head.meeting.member import Member
+from trainpkg.launch.head.meeting.missing import Waiting
+from trainpkg.launch.head.steps import command, places
+from trainpkg.launch.head.steps.command import OnTheWay
 from trainpkg.launch.spec import Spec
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"

@@ -10,12 +10,12 @@ import pytest
 
 from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg.launch.facts import NodeFacts, RollCallError
+from trainpkg.launch.head.blame.failure import Failure, Record, find_cause
+from trainpkg.launch.head.blame.generation import Generation
+from trainpkg.launch.head.blame.watch import Watch
 from trainpkg.launch.head.conduct import Conductor
-from trainpkg.launch.head.failure import Failure, Record, find_cause
-from trainpkg.launch.head.generation import Generation
-from trainpkg.launch.head.rank_steps import RankSteps
-from trainpkg.launch.head.rollcall import Coordinator
-from trainpkg.launch.head.watch import Watch
+from trainpkg.launch.head.meeting.rollcall import Coordinator
+from trainpkg.launch.head.steps.rank_steps import RankSteps
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec, Timeouts
 

@@ -15,7 +15,7 @@ from trainpkg.launch.doctor.machine import Machine, Wanted
 from trainpkg.launch.doctor.rows import BAD, OK, WARN, Row
 from trainpkg.launch.doctor.software import settings
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head.examine import examine
+from trainpkg.launch.head.meeting.examine import examine
 from trainpkg.launch.spec import Spec
 
 failure = pytest.mark.failure

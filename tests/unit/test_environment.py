@@ -13,7 +13,7 @@ import pytest
 from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg import presets, variables
 from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.head import settings
+from trainpkg.launch.head.meeting import settings
 from trainpkg.launch.node import environment
 from trainpkg.launch.slurm import conf
 from trainpkg.launch.spec import Spec

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainpkg.launch.head.failure import Record, find_cause, rank_record
+from trainpkg.launch.head.blame.failure import Record, find_cause, rank_record
 from trainpkg.launch.head.outcome import Outcome
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.test_conduct import begin, ready
 from trainpkg.launch import stacks
-from trainpkg.launch.head.failure import find_cause
-from trainpkg.launch.head.generation import Generation
-from trainpkg.launch.head.hang import culprits, grouped
+from trainpkg.launch.head.blame.failure import find_cause
+from trainpkg.launch.head.blame.generation import Generation
+from trainpkg.launch.head.blame.hang import culprits, grouped
 from trainpkg.launch.stacks import Stack
 
 WAITING = Stack(("all_reduce (distributed/distributed_c10d.py:2895)", "wrapper (distributed/c10d_logger.py:83)",

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.test_rollcall import make_spec
 from trainpkg.errors import UserError
-from trainpkg.launch.head import places
+from trainpkg.launch.head.steps import places
 from trainpkg.launch.slurm import het
 from trainpkg.launch.slurm.allocation import read_allocation
 from trainpkg.launch.slurm.ask import split_fields

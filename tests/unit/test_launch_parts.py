@@ -18,9 +18,10 @@ from tests.distributed.launched import make_run
 from tests.unit.test_rollcall import make_spec
 from trainpkg.errors import UserError
 from trainpkg.launch import processes
-from trainpkg.launch.head import attempt, history, places
+from trainpkg.launch.head import attempt, history
 from trainpkg.launch.head.attempt import Folder
 from trainpkg.launch.head.outcome import Outcome
+from trainpkg.launch.head.steps import places
 from trainpkg.launch.node import environment
 from trainpkg.launch.plan import make_plan
 from trainpkg.launch.slurm.allocation import Allocation

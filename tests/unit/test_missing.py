@@ -12,10 +12,10 @@ import pytest
 
 from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg.launch.facts import RollCallError
-from trainpkg.launch.head import missing
-from trainpkg.launch.head.command import OnTheWay
-from trainpkg.launch.head.member import Member
-from trainpkg.launch.head.missing import Waiting, last_words
+from trainpkg.launch.head.meeting import missing
+from trainpkg.launch.head.meeting.member import Member
+from trainpkg.launch.head.meeting.missing import Waiting, last_words
+from trainpkg.launch.head.steps.command import OnTheWay
 from trainpkg.launch.slurm.ask import is_down, parse_node_states
 from trainpkg.launch.spec import Spec
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.test_rollcall import make_facts
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head import proof
-from trainpkg.launch.head.addresses import agree_on_name, contradicting_addresses
-from trainpkg.launch.head.proof import Proof, Proven
+from trainpkg.launch.head.meeting import proof
+from trainpkg.launch.head.meeting.addresses import agree_on_name, contradicting_addresses
+from trainpkg.launch.head.meeting.proof import Proof, Proven
 from trainpkg.launch.wire import Message
 
 failure = pytest.mark.failure

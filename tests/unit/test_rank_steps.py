@@ -12,8 +12,8 @@ from tests.unit.test_rollcall import make_facts, make_spec
 from trainpkg.config import Launch, site
 from trainpkg.errors import UserError
 from trainpkg.launch import facts, subnet
-from trainpkg.launch.head import mpi, places, rank_steps
-from trainpkg.launch.head.mpi import Found
+from trainpkg.launch.head.steps import mpi, places, rank_steps
+from trainpkg.launch.head.steps.mpi import Found
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start import mpi as rank_mpi

@@ -14,9 +14,9 @@ import pytest
 
 from trainpkg.launch import wire
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head.rollcall import Coordinator, run_lengths
+from trainpkg.launch.head.meeting.rollcall import Coordinator
 from trainpkg.launch.node.call import parse_head
-from trainpkg.launch.slurm.grammar import expand_counts
+from trainpkg.launch.slurm.grammar import expand_counts, run_lengths
 from trainpkg.launch.spec import Spec, Timeouts
 
 SECRET = "s" * 64

@@ -16,8 +16,10 @@ from trainpkg import template
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
-from trainpkg.launch.head import own, settings, units
-from trainpkg.launch.head.failure import Record, find_cause
+from trainpkg.launch.head import own
+from trainpkg.launch.head.blame import units
+from trainpkg.launch.head.blame.failure import Record, find_cause
+from trainpkg.launch.head.meeting import settings
 from trainpkg.launch.node.evidence import says_port_taken
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.slurm.grammar import expand_counts

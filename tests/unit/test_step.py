@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainpkg.launch.head import step
-from trainpkg.launch.head.step import Step
+from trainpkg.launch.head.steps import step
+from trainpkg.launch.head.steps.step import Step
 
 BUSY = "echo 'srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)' >&2"
 

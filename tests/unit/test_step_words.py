@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from trainpkg.launch.head.step_words import End, ends, unlaunched
+from trainpkg.launch.head.blame.step_words import End, ends, unlaunched
 
 
 @pytest.mark.failure("F090")

@@ -13,7 +13,7 @@ import pytest
 from trainpkg.errors import UserError
 from trainpkg.launch import network
 from trainpkg.launch.facts import NodeFacts, contradictions
-from trainpkg.launch.head.reception import Endpoint, Reception
+from trainpkg.launch.head.meeting.reception import Endpoint, Reception
 from trainpkg.launch.ranges import RankRange, check_ranges
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.typed import address

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpkg.launch.head.watch import Watch
+from trainpkg.launch.head.blame.watch import Watch
 
 
 def looks(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpkg import last_words
-from trainpkg.launch.head.sentences import signal_name
+from trainpkg.launch.head.blame.sentences import signal_name
 
 
 class RankFailedError(RuntimeError):

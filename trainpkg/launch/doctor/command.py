@@ -53,7 +53,7 @@ def judge_script(path: Path, as_json: bool) -> int:
 
 def ask_nodes(config: Path | None) -> nodes.Report:
     """Start a doctor on each node of the job with srun. Raises UserError where there is no job or srun fails."""
-    from trainpkg.launch.head import places
+    from trainpkg.launch.head.steps import places
     from trainpkg.launch.slurm import control
     from trainpkg.launch.slurm.allocation import read_allocation
 

@@ -17,18 +17,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head import failure, hang
+from trainpkg.launch.head.blame import failure, hang
+from trainpkg.launch.head.blame.failure import Failure
+from trainpkg.launch.head.blame.generation import Generation
+from trainpkg.launch.head.blame.step_words import End
+from trainpkg.launch.head.blame.watch import Watch
 from trainpkg.launch.head.deadline import Deadline
-from trainpkg.launch.head.failure import Failure
-from trainpkg.launch.head.generation import Generation
-from trainpkg.launch.head.member import Incoming
+from trainpkg.launch.head.meeting.member import Incoming
+from trainpkg.launch.head.meeting.rollcall import Coordinator
 from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome, why_no_restart
-from trainpkg.launch.head.rank_steps import RankSteps
-from trainpkg.launch.head.rollcall import Coordinator, run_lengths
 from trainpkg.launch.head.screen import Screen
-from trainpkg.launch.head.step_words import End
-from trainpkg.launch.head.watch import Watch
+from trainpkg.launch.head.steps.rank_steps import RankSteps
 from trainpkg.launch.plan import LaunchPlan
+from trainpkg.launch.slurm.grammar import run_lengths
 from trainpkg.launch.spec import ENTRY, Spec
 from trainpkg.launch.wire import BEAT_S
 

@@ -19,19 +19,21 @@ from typing import Any
 from trainpkg.config import Run
 from trainpkg.launch import processes
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head import attempt, command, lock, own, places, settings
+from trainpkg.launch.head import attempt, lock, own
 from trainpkg.launch.head.attempt import STAGES, Folder
 from trainpkg.launch.head.conduct import Conductor
-from trainpkg.launch.head.examine import examine
 from trainpkg.launch.head.lock import Lock
+from trainpkg.launch.head.meeting import settings
+from trainpkg.launch.head.meeting.examine import examine
+from trainpkg.launch.head.meeting.reception import Endpoint, Reception, typed_fields
+from trainpkg.launch.head.meeting.rollcall import Coordinator
 from trainpkg.launch.head.outcome import AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED, Outcome
-from trainpkg.launch.head.places import LocalNodes, Nodes, SrunNodes
 from trainpkg.launch.head.planning import plan_attempt
-from trainpkg.launch.head.rank_steps import RankSteps
-from trainpkg.launch.head.reception import Endpoint, Reception, typed_fields
 from trainpkg.launch.head.requeue import put_back
-from trainpkg.launch.head.rollcall import Coordinator
 from trainpkg.launch.head.screen import Recorded, Screen, SharedScreen, make_screen
+from trainpkg.launch.head.steps import command, places
+from trainpkg.launch.head.steps.places import LocalNodes, Nodes, SrunNodes
+from trainpkg.launch.head.steps.rank_steps import RankSteps
 from trainpkg.launch.head.words import introduction, last_words
 from trainpkg.launch.slurm import ask, conf, control, het
 from trainpkg.launch.spec import Spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainpkg.launch.head.failure import Failure
+from trainpkg.launch.head.blame.failure import Failure
 
 AGAIN, DO_NOT_RUN_AGAIN, INTERRUPTED = 75, 78, 130
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from trainpkg.config import Run
 from trainpkg.errors import UserError
-from trainpkg.launch.head import attempt, mpi, places
+from trainpkg.launch.head import attempt
 from trainpkg.launch.head.attempt import Folder
+from trainpkg.launch.head.steps import mpi, places
 from trainpkg.launch.slurm import control, het
 from trainpkg.launch.slurm.allocation import Allocation, read_allocation
 from trainpkg.launch.spec import Spec

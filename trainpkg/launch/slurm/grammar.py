@@ -231,3 +231,9 @@ def _split_outside_parentheses(text: str) -> list[str]:
             pieces.append(text[start : match.start()])
             start = match.end()
     return [*pieces, text[start:]]
+
+
+def run_lengths(counts: list[int]) -> str:
+    """`[8, 8, 4]` -> `8(x2),4`: the shorthand that `expand_counts` reads."""
+    groups = ((count, len(list(run))) for count, run in itertools.groupby(counts))
+    return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in groups)

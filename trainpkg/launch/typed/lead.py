@@ -14,7 +14,7 @@ from trainpkg import sheet
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch.head.job import launch
-from trainpkg.launch.head.reception import Endpoint, turn_away
+from trainpkg.launch.head.meeting.reception import Endpoint, turn_away
 from trainpkg.launch.typed import address, join
 from trainpkg.launch.typed.command import Typed, command_lines
 from trainpkg.launch.typed.secret import read_secret

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import socket
 import time
 from collections.abc import Callable, Sequence
 
 from trainpkg.launch import facts, names, network, ports, wire
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head.command import OnTheWay
-from trainpkg.launch.head.member import Incoming, Member
-from trainpkg.launch.head.missing import AskStates, Waiting
-from trainpkg.launch.head.proof import Proof, Proven
-from trainpkg.launch.head.reception import TURN_AWAY_S, Reception, hosts_of
+from trainpkg.launch.head.meeting.member import Incoming, Member
+from trainpkg.launch.head.meeting.missing import AskStates, Waiting
+from trainpkg.launch.head.meeting.proof import Proof, Proven
+from trainpkg.launch.head.meeting.reception import TURN_AWAY_S, Reception, hosts_of
+from trainpkg.launch.head.steps.command import OnTheWay
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.start.torchrun import order_of_ranks, simulated_address
@@ -277,9 +276,3 @@ class Coordinator:
             elif message.get("type") == kind and message.get("generation") == generation:
                 found[incoming.member.facts.index] = message
         return found
-
-
-def run_lengths(counts: list[int]) -> str:
-    """`[8, 8, 4]` -> `8(x2),4`, Slurm's own shorthand, which `grammar.expand_counts` reads."""
-    groups = ((count, len(list(run))) for count, run in itertools.groupby(counts))
-    return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in groups)

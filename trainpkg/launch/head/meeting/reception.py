@@ -18,7 +18,7 @@ from typing import Any
 
 from trainpkg.launch import wire
 from trainpkg.launch.facts import MAX_NAMED, NodeFacts, RollCallError, name_nodes
-from trainpkg.launch.head.member import Member
+from trainpkg.launch.head.meeting.member import Member
 from trainpkg.launch.spec import TOKEN, Spec
 from trainpkg.launch.typed.agreement import misfit
 from trainpkg.launch.typed.command import Typed

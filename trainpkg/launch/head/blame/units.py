@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainpkg.launch.head.failure import Record
+from trainpkg.launch.head.blame.failure import Record
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import PROGRAMS, Spec
 

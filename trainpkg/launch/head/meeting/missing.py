@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainpkg.launch.facts import MAX_NAMED, NodeFacts, RollCallError, name_nodes
-from trainpkg.launch.head.command import OnTheWay
-from trainpkg.launch.head.member import Member
+from trainpkg.launch.head.meeting.member import Member
+from trainpkg.launch.head.steps.command import OnTheWay
 from trainpkg.launch.reach import knock
 from trainpkg.launch.slurm import ask
 from trainpkg.launch.spec import Spec

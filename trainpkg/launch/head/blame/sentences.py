@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainpkg.last_words import exception_line, memory_asked
 
 if TYPE_CHECKING:
-    from trainpkg.launch.head.failure import Record
+    from trainpkg.launch.head.blame.failure import Record
 
 
 def signal_name(signum: int) -> str:

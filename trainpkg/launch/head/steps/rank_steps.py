@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainpkg.launch import subnet
 from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.head import command, places
-from trainpkg.launch.head.generation import Generation
-from trainpkg.launch.head.rollcall import run_lengths
-from trainpkg.launch.head.step import Step
+from trainpkg.launch.head.blame.generation import Generation
+from trainpkg.launch.head.steps import command, places
+from trainpkg.launch.head.steps.step import Step
 from trainpkg.launch.plan import LaunchPlan, NodePlan
+from trainpkg.launch.slurm.grammar import run_lengths
 from trainpkg.launch.spec import Spec
 
 # what another MPI launcher said to this process; a user's own settings (OMPI_MCA_...) are not among it

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpkg.launch.facts import MAX_NAMED
-from trainpkg.launch.head.failure import Record
+from trainpkg.launch.head.blame.failure import Record
 from trainpkg.launch.stacks import Stack
 
 # Frames in which a rank waits for others: collective operations, the way into the process group, and a backward pass

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainpkg.launch.head import step_words
-from trainpkg.launch.head.sentences import signal_name
+from trainpkg.launch.head.blame import step_words
+from trainpkg.launch.head.blame.sentences import signal_name
 
 BUSY = re.compile(r"step creation (temporarily|still) disabled")
 CREATED = re.compile(r"Step created for")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainpkg.launch.facts import MAX_NAMED
-from trainpkg.launch.head import hang
-from trainpkg.launch.head.hang import Late
-from trainpkg.launch.head.watch import SILENT_S
+from trainpkg.launch.head.blame import hang
+from trainpkg.launch.head.blame.hang import Late
+from trainpkg.launch.head.blame.watch import SILENT_S
 
 if TYPE_CHECKING:
-    from trainpkg.launch.head.generation import Generation
+    from trainpkg.launch.head.blame.generation import Generation
 
 INIT_MARGIN_S = 5.0  # the ranks' own deadline comes first: it knows more
 ALONE = "result"  # the phase in which one rank works while the others wait at the end

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 
 from trainpkg.launch.facts import NodeFacts
-from trainpkg.launch.head import failure, hang, late, units
-from trainpkg.launch.head.failure import Record
-from trainpkg.launch.head.rankstate import RankState
-from trainpkg.launch.head.step_words import End
-from trainpkg.launch.head.watch import SILENT_S, Watch
+from trainpkg.launch.head.blame import failure, hang, late, units
+from trainpkg.launch.head.blame.failure import Record
+from trainpkg.launch.head.blame.rankstate import RankState
+from trainpkg.launch.head.blame.step_words import End
+from trainpkg.launch.head.blame.watch import SILENT_S, Watch
 from trainpkg.launch.plan import LaunchPlan
 from trainpkg.launch.spec import Spec
 from trainpkg.launch.stacks import Stack

@@ -19,10 +19,10 @@ import trainpkg
 from trainpkg.config import site
 from trainpkg.errors import UserError
 from trainpkg.launch import network, processes
-from trainpkg.launch.head.command import NODE_RANK
-from trainpkg.launch.head.sentences import signal_name
-from trainpkg.launch.head.step import Step
-from trainpkg.launch.head.step_words import End
+from trainpkg.launch.head.blame.sentences import signal_name
+from trainpkg.launch.head.blame.step_words import End
+from trainpkg.launch.head.steps.command import NODE_RANK
+from trainpkg.launch.head.steps.step import Step
 from trainpkg.launch.node.evidence import last_lines
 from trainpkg.launch.slurm import het
 from trainpkg.launch.slurm.allocation import Allocation

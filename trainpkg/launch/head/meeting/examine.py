@@ -15,7 +15,7 @@ from trainpkg.launch import network
 from trainpkg.launch.doctor import nodes, rows
 from trainpkg.launch.doctor.rows import OK, Row
 from trainpkg.launch.facts import NodeFacts, RollCallError
-from trainpkg.launch.head.rollcall import Coordinator
+from trainpkg.launch.head.meeting.rollcall import Coordinator
 from trainpkg.launch.spec import Spec
 
 NODES_JSON = "nodes.json"

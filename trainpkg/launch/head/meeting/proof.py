@@ -13,7 +13,7 @@ from typing import Protocol
 
 from trainpkg.launch import ports
 from trainpkg.launch.facts import MAX_NAMED, NodeFacts, RollCallError, name_nodes
-from trainpkg.launch.head.addresses import agree_on_name, by_hand, contradicting_addresses, require_own
+from trainpkg.launch.head.meeting.addresses import agree_on_name, by_hand, contradicting_addresses, require_own
 from trainpkg.launch.network import validate_address
 from trainpkg.launch.wire import Message
 

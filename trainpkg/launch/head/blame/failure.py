@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainpkg.last_words import exception_line, memory_asked
-from trainpkg.launch.head.sentences import sentence
+from trainpkg.launch.head.blame.sentences import sentence
 
 LOST_PEER_STATUS = 3  # with which a rank ends that lost a peer
 GATHER_S = 0.5  # victims notice within 15 to 40 ms, so the cause has spoken by then if it ever will
