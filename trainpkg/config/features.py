@@ -35,6 +35,9 @@ def _strategy(run: Run) -> Iterator[str]:
             f"ddp.find_unused_parameters = True with strategy = {strategy!r}: only DistributedDataParallel searches; "
             "the others take a parameter that a step does not use without being told"
         )
+    for key in ("reshard_after_forward", "reduce_every_microbatch"):
+        if not getattr(run.fsdp, key) and strategy not in SHARDED:
+            yield f"fsdp.{key} = False has no effect with strategy = {strategy!r}: nothing is sharded; use fsdp or hsdp"
     if run.fsdp.cpu_offload and strategy not in SHARDED:
         yield f"fsdp.cpu_offload = True with strategy = {strategy!r}: only shards are kept elsewhere; use fsdp or hsdp"
     elif run.fsdp.cpu_offload and run.launch.device == "cpu":
