@@ -57,7 +57,7 @@ def train(folder: Path, steps: int) -> pd.DataFrame:
         out = folder / "results/runs" / run / "train.json"
         subprocess.run([*trainpkg, "launch", "train", "--config", config, "--run", run, "--out", out], check=True)
     subprocess.run([*trainpkg, "summarise", "--config", config], check=True)
-    return pd.read_csv(folder / "results/tables/steps.csv")
+    return pd.read_parquet(folder / "results/tables/steps.parquet")
 
 
 def page(table: pd.DataFrame, steps: int) -> str:

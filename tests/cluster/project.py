@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -83,6 +84,12 @@ class Project:
         """Snakemake in the background, its words in snakemake.log."""
         with (self.path / "snakemake.log").open("w") as log:
             return self.lab.popen(self.command(*arguments), cwd=self.path, stdout=log, stderr=log)
+
+    def ended(self, command: Entered, timeout_s: float) -> int | None:
+        """The status of a command that was started; None where it goes on after so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return command.wait(timeout_s)
+        return None
 
     def skip_smoke(self) -> None:
         """Put results of all smoke tests in their places: another test has shown that they are got."""

@@ -91,7 +91,7 @@ def test_a_warned_job_puts_itself_back_and_is_its_runs_only_writer_all_the_while
 
 
 @pytest.mark.failure("F108")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_one_command_trains_through_three_lives_of_a_job_with_and_without_its_snakemake(
     lab: Lab, shared_dir: Path
 ) -> None:
@@ -111,7 +111,7 @@ def test_one_command_trains_through_three_lives_of_a_job_with_and_without_its_sn
             warn(lab, job_of(project))
         for project in (followed, abandoned):
             wait_for_restart(lab, job_of(project), life)
-    assert commands[0].wait(300) == 0, followed.logs()
+    assert followed.ended(commands[0], 450) == 0, followed.logs()
     assert lab.wait_job(job_of(abandoned), timeout=120)["JobState"] == "COMPLETED", abandoned.logs()
     abandoned.snakemake("--unlock")
     abandoned.snakemake()
@@ -162,7 +162,7 @@ def test_one_command_trains_through_jobs_of_one_minute_with_and_without_its_snak
     commands[1].kill()
     commands[1].wait(10)
     assert lab.job(job_of(abandoned))["TimeLimit"] == "00:01:00"
-    assert commands[0].wait(1800) == 0, followed.logs()
+    assert followed.ended(commands[0], 1800) == 0, followed.logs()
     assert lab.wait_job(job_of(abandoned), timeout=600)["JobState"] == "COMPLETED", abandoned.logs()
     abandoned.snakemake("--unlock")
     for project in (followed, abandoned):

@@ -106,6 +106,7 @@ def test_what_is_broken_is_mended(lab: Lab) -> None:
 OWNER = """
 import json, os, pathlib, signal, subprocess, sys
 from tests.cluster.lab import Lab
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 with Lab(num_nodes=2, gpus_per_node=1) as lab:
     srun = lab.popen(["srun", "-N2", "sleep", "1000"])
     lab.wait_until(lambda: len(lab.processes("sleep 1000")) == 2, "the job")
