@@ -43,7 +43,7 @@ DUMP = """Thread 0x00007fe0a01646c0 (most recent call first):
 
 Current thread 0x00007fe0a0bd7b80 (most recent call first):
   File "/site/torch/distributed/distributed_c10d.py", line 2895 in all_reduce
-  File "/work/trainpkg/train.py", line 12 in <module>
+  File "/site/trainpkg/train.py", line 12 in <module>
 """
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from trainpkg.runtime import manifest
-from trainpkg.runtime.checkpoints import retention
+from trainpkg.runtime.checkpoints import retention, scribe
 from trainpkg.runtime.checkpoints.shards import Shards
 from trainpkg.runtime.signals import SIGNALS
 
@@ -60,11 +60,7 @@ class Here:
 
     def write(self, part: Part) -> None:
         try:
-            part.folder.mkdir(parents=True, exist_ok=True)
-            files = {part.file: manifest.write_summed(part.folder / part.file, part.shards.buffers())}
-            for name, text in part.texts.items():
-                manifest.write_synced(part.folder / name, text)
-            self._answer = Answer(files | manifest.describe(part.folder, list(part.texts)))
+            self._answer = Answer(scribe.write_part(part.folder, part.texts, part.file, part.shards.buffers()))
         except OSError as error:
             self._answer = Answer(problem=sentence(error.errno, str(error), part.folder.parent))
 

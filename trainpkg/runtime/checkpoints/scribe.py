@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +37,21 @@ def main(memory_fd: int) -> None:
             if "publish" in order:
                 retention.publish(retention.Publication(**order["publish"]), scores)
             else:
-                answer["files"] = write(memory_fd, **order)
+                # Not closed by hand: while an error is on its way, parts of it are still looked at.
+                memory = memoryview(mmap.mmap(memory_fd, order["size"]))
+                answer["files"] = write_part(Path(order["folder"]), order["texts"], order["shards"], chunks(memory))
         except OSError as error:
             answer |= {"errno": error.errno, "text": str(error)}
         print(json.dumps(answer | {"ended_s": time.monotonic()}), flush=True)
 
 
-def write(memory_fd: int, folder: str, texts: dict[str, str], shards: str, size: int) -> manifest.Files:
-    """The rank's files in `folder`, synced: `texts`, and `shards`, which takes the first `size` bytes of the memory."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    # Not closed by hand: while an error is on its way, parts of it are still looked at.
-    facts = manifest.write_summed(place / shards, chunks(memoryview(mmap.mmap(memory_fd, size))))
+def write_part(folder: Path, texts: Mapping[str, str], shards: str, pieces: Iterable[Any]) -> manifest.Files:
+    """A rank's files in `folder`, synced: `texts`, and `shards` from the pieces of its content. OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = manifest.write_summed(folder / shards, pieces)
     for name, text in texts.items():
-        manifest.write_synced(place / name, text)
-    return {shards: facts} | manifest.describe(place, list(texts))
+        manifest.write_synced(folder / name, text)
+    return {shards: facts} | manifest.describe(folder, list(texts))
 
 
 def chunks(whole: memoryview) -> Iterator[memoryview]:
