@@ -136,9 +136,8 @@ def test_csv_has_the_short_list_and_what_differs_and_parquet_has_all(tables: Tab
     assert list(csv["optim.lr"]) == [0.01] + [0.001] * 6
     assert str(parquet["seed"].dtype) == "Int64"
     assert parquet["launch.env"].iloc[0] == "{}"
-    assert sorted(files) == [
-        "attempts.csv", "evaluations.csv", "runs.csv", "runs.parquet", "steps.parquet", "summary.md",
-    ]  # fmt: skip
+    names = ("attempts", "evaluations", "runs", "seeds", "steps")
+    assert sorted(files) == sorted([f"{name}.{kind}" for name in names for kind in ("csv", "parquet")] + ["summary.md"])
 
 
 def test_summary_names_best_failures_and_notes(tables: Tables) -> None:

@@ -1,4 +1,4 @@
-"""The tables with one row per record, per evaluation and per launch; and how a column gets its type.
+"""The tables with one row per record and per evaluation; and how a column gets its type.
 
 Order of rows: that of the runs given, then attempt, then step. Units stand in column names.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainpkg.tables.collect import Attempt, RunFiles
+from trainpkg.tables.collect import RunFiles
 from trainpkg.tables.records import COLUMN, TRAIN_FIELDS, clean, number
 
 WHOLE_FIELDS = ("attempt", "generation", "step", "skipped_steps", "samples", "tokens")
@@ -111,79 +111,6 @@ def final_metrics(one: RunFiles) -> dict[str, float]:
 def eval_columns(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metric names as column names."""
     return {f"eval_{name}": value for name, value in metrics.items()}
-
-
-def attempts_table(runs: Sequence[RunFiles]) -> pd.DataFrame:
-    """One row per launch: a Slurm job that was requeued has one per life. `gpu_hours` is ranks x hours."""
-    rows = [attempt_row(one, attempt) for one in runs for attempt in one.attempts]
-    types = {
-        "run": "string", "recipe": "string", "attempt": "Int64", "slurm_job_id": "string", "slurm_restarts": "Int64",
-        "host": "string", "num_nodes": "Int64", "world_size": "Int64", "start_utc": "string", "end_utc": "string",
-        "duration_s": "float64", "gpu_hours": "float64", "num_generations": "Int64", "num_failures": "Int64",
-        "step_first": "Int64", "step_last": "Int64", "steps_gained": "Int64", "verdict": "string",
-        "exit_status": "Int64", "run_again": "boolean", "cause": "string",
-    }  # fmt: skip
-    return frame(rows, types)
-
-
-def attempt_row(one: RunFiles, attempt: Attempt) -> dict[str, Any]:
-    """What one launch was, cost and came to. Without a recorded end, the lock's last beat is the last sign of life."""
-    facts = attempt.facts
-    start, end = number(facts.get("start")), number(facts.get("end"))
-    is_last = attempt is one.attempts[-1]
-    until = one.lock.beat_unix_s if math.isnan(end) and is_last and one.lock is not None else end
-    duration = until - start
-    nodes, ranks = topology(one, attempt)
-    first, last = whole(facts.get("step_first")), whole(facts.get("step_last"))
-    return {
-        "run": one.run,
-        "recipe": one.recipe,
-        "attempt": attempt.number,
-        "slurm_job_id": text(facts.get("slurm_job_id")),
-        "slurm_restarts": whole(facts.get("restarts")),
-        "host": text(facts.get("host")),
-        "num_nodes": nodes,
-        "world_size": ranks,
-        "start_utc": utc(start),
-        "end_utc": utc(end),
-        "duration_s": duration if duration >= 0 else None,
-        "gpu_hours": ranks * duration / 3600 if ranks is not None and duration >= 0 else None,
-        "num_generations": attempt.num_generations,
-        "num_failures": len(attempt.failures),
-        "step_first": first,
-        "step_last": last,
-        # step_first is the first step that this launch completed.
-        "steps_gained": last - first + 1 if first is not None and last is not None else None,
-        "verdict": text(facts.get("verdict")),
-        "exit_status": whole(facts.get("status")),
-        "run_again": facts.get("run_again") if isinstance(facts.get("run_again"), bool) else None,
-        "cause": cause_of(attempt),
-    }
-
-
-def topology(one: RunFiles, attempt: Attempt | None = None) -> tuple[int | None, int | None]:
-    """Nodes and ranks of a run by its train.json, else by its newest launch; of one attempt by its own plan first."""
-    launches = reversed(one.attempts) if attempt is None else (attempt,)
-    sources: list[Mapping[str, Any]] = [part for launch in launches for part in (launch.plan, launch.facts)]
-    sources.insert(0 if attempt is None else len(sources), one.train or {})
-    nodes = [count for source in sources if (count := _node_count(source)) is not None]
-    ranks = [count for source in sources if (count := whole(source.get("world_size"))) is not None]
-    return nodes[0] if nodes else None, ranks[0] if ranks else None
-
-
-def _node_count(source: Mapping[str, Any]) -> int | None:
-    nodes = source.get("nodes")
-    return len(nodes) if isinstance(nodes, list) else whole(source.get("num_nodes"))
-
-
-def cause_of(attempt: Attempt) -> str | None:
-    """One sentence on what ended an attempt: attempt.json's, else that of its newest failure.json."""
-    for document in (attempt.facts, *reversed(attempt.failures)):
-        for key in ("cause", "sentence", "message"):
-            value = document.get(key)
-            if isinstance(value, str) and value.strip():
-                return clean(" ".join(value.split()))
-    return None
 
 
 def whole(value: Any) -> int | None:

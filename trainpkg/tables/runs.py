@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trainpkg.tables import costs
+from trainpkg.tables.attempts import attempt_rows, cause_of, topology, total
 from trainpkg.tables.collect import RunFiles
-from trainpkg.tables.frames import (
-    attempt_row,
-    cause_of,
-    eval_columns,
-    final_metrics,
-    frame,
-    metric_order,
-    text,
-    topology,
-    whole,
-)
+from trainpkg.tables.frames import eval_columns, final_metrics, frame, metric_order, text, whole
 from trainpkg.tables.records import Metrics, clean, number
 from trainpkg.tables.scaling import Measured, scaling
 
@@ -31,21 +23,25 @@ from trainpkg.tables.scaling import Measured, scaling
 FRESH_S = 90.0
 # Config columns of the CSV and the summary even where all runs agree; all others only where runs differ.
 SHORT_LIST = (
-    "task", "strategy", "model.name", "data.name", "launch.nodes", "launch.gpus_per_node", "optim.name", "optim.lr",
+    "task", "model.name", "data.name", "launch.nodes", "launch.gpus_per_node", "optim.name", "optim.lr",
     "train.global_batch", "train.max_steps", "train.precision", "seed",
 )  # fmt: skip
-BEFORE_CONFIG = {"run": "string", "recipe": "string", "status": "string", "in_sheet": "boolean"}
+BEFORE_CONFIG = {
+    "run": "string", "recipe": "string", "status": "string", "in_sheet": "boolean", "strategy": "string",
+}  # fmt: skip
 OUTCOME = {
-    "device": "string", "world_size": "Int64", "num_nodes": "Int64", "num_parameters": "Int64", "step": "Int64",
-    "max_steps": "Int64", "final_loss": "float64", "best_metric_name": "string", "best_metric_mode": "string",
-    "best_metric": "float64", "best_step": "Int64", "eval_source": "string", "eval_step": "Int64",
+    "device": "string", "gpu": "string", "world_size": "Int64", "num_nodes": "Int64", "num_parameters": "Int64",
+    "step": "Int64", "max_steps": "Int64", "final_loss": "float64", "best_metric_name": "string", "best_metric_mode": "string",
+    "best_metric": "float64", "best_step": "Int64", "place_in_recipe": "Int64", "eval_source": "string",
+    "eval_step": "Int64",
 }  # fmt: skip
 COST = {
     "samples_per_second": "float64", "tokens_per_second": "float64", "samples_per_second_per_rank": "float64",
     "tokens_per_second_per_rank": "float64", "scaling_kind": "string", "scaling_series": "string",
-    "scaling_base_world_size": "Int64", "scaling_efficiency_percent": "float64", "memory_mb": "float64",
-    "train_time_s": "float64", "gpu_hours": "float64", "num_attempts": "Int64", "num_failures": "Int64",
-    "last_verdict": "string", "cause": "string", "num_records": "Int64", "num_overwritten_records": "Int64",
+    "scaling_base_world_size": "Int64", "scaling_efficiency_percent": "float64",
+    "mfu_percent": "float64", "memory_mb": "float64", "train_time_s": "float64", "gpu_hours": "float64",
+    "cost": "float64", "currency": "string", "hours_lost_to_restarts": "float64", "num_attempts": "Int64",
+    "num_failures": "Int64", "last_verdict": "string", "cause": "string", "num_records": "Int64", "num_overwritten_records": "Int64",
     "num_nonfinite_records": "Int64", "num_bad_records": "Int64", "notes": "string",
 }  # fmt: skip
 
@@ -63,16 +59,36 @@ def runs_table(runs: Sequence[RunFiles], now_s: float) -> pd.DataFrame:
     # A directory may hold any config: a key named like a column of ours gives way to it.
     keys = {key for one in runs for key in one.config if key not in types and not key.startswith("eval_")}
     for one, row in zip(runs, rows, strict=True):
-        row.update({key: value for key, value in one.config.items() if key in keys and key != "strategy"})
-    config = sorted(keys.union(_strategy_column(runs)))
-    order = [*BEFORE_CONFIG, *config, *OUTCOME, *(f"eval_{name}" for name in metrics), *COST]
-    return frame(rows, types)[order]
+        row.update({key: value for key, value in one.config.items() if key in keys})
+    order = [*BEFORE_CONFIG, *sorted(keys), *OUTCOME, *(f"eval_{name}" for name in metrics), *COST]
+    table = frame(rows, types)[order]
+    table["place_in_recipe"] = places(table)
+    return table
+
+
+def places(table: pd.DataFrame) -> pd.Series[Any]:
+    """Each finished run's place in its recipe by the recipe's own metric and direction, 1 the best; equals share one.
+
+    Empty where runs of a recipe name several metrics, or none.
+    """
+    known = table[(table["status"] == "finished") & table["best_metric"].notna() & table["best_metric_name"].notna()]
+    measures = known["best_metric_name"] + "\0" + known["best_metric_mode"].fillna("")
+    one_measure = measures.groupby(known["recipe"]).transform("nunique") == 1
+    known = known[one_measure]
+    losses = known["best_metric"].where(known["best_metric_mode"] == "min", -known["best_metric"])
+    return losses.groupby(known["recipe"]).rank(method="min").astype("Int64").reindex(table.index)
+
+
+def config_columns(table: pd.DataFrame) -> list[str]:
+    """What was asked for: the strategy and all keys of the config."""
+    others = {*BEFORE_CONFIG, *OUTCOME, *COST} - {"strategy"}
+    return [name for name in table.columns if name not in others and not name.startswith("eval_")]
 
 
 def short_columns(table: pd.DataFrame) -> list[str]:
     """The columns for reading: of the config only the short list and the keys whose values differ between runs."""
     outcome = [name for name in table.columns if name in OUTCOME or name in COST or name.startswith("eval_")]
-    config = [name for name in table.columns if name not in BEFORE_CONFIG and name not in outcome]
+    config = config_columns(table)[1:]
     # A directory without a config says nothing, and so makes no difference.
     known = table[config].notna().any(axis=1)
     shown = [name for name in SHORT_LIST if name in config]
@@ -115,19 +131,20 @@ def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
     status, why = status_of(one, now_s)
     train = one.train or {}
     nodes, ranks = topology(one)
-    costs = [attempt_row(one, attempt)["gpu_hours"] for attempt in one.attempts]
+    attempts = attempt_rows(one)
     notes = [*one.notes, *([why] if why else [])]
-    if costs and None in costs:
-        notes.append(f"gpu_hours leaves out {costs.count(None)} of {len(costs)} attempts: times or ranks unknown")
+    unknown = sum(row["gpu_hours"] is None for row in attempts)
+    if unknown:
+        notes.append(f"gpu_hours leaves out {unknown} of {len(attempts)} attempts: times or ranks unknown")
     last = one.attempts[-1] if one.attempts else None
-    strategy = train.get("strategy") or one.config.get("strategy")
-    return {
+    row = {
         "run": one.run,
         "recipe": one.recipe,
         "status": status,
         "in_sheet": one.in_sheet,
-        **({"strategy": strategy} if one.config or strategy else {}),
+        "strategy": text(train.get("strategy")) or text(one.config.get("strategy")),
         "device": text(train.get("device")) or (text(last.plan.get("device")) if last else None) or _device_asked(one),
+        "gpu": text(train.get("device_name")),
         "world_size": ranks,
         "num_nodes": nodes,
         "num_parameters": whole(train.get("num_parameters")),
@@ -135,7 +152,9 @@ def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
         **_progress(one.metrics, train),
         **_evaluation(one),
         **_speed(one.metrics, train, ranks),
-        "gpu_hours": sum(cost for cost in costs if cost is not None) if any(c is not None for c in costs) else None,
+        "gpu_hours": total(attempts, "gpu_hours"),
+        "currency": text(one.config.get("slurm.currency")) or None,
+        "hours_lost_to_restarts": total(attempts, "hours_lost"),
         "num_attempts": len(one.attempts),
         "num_failures": sum(len(attempt.failures) for attempt in one.attempts),
         "last_verdict": text(last.facts.get("verdict")) if last else None,
@@ -147,15 +166,14 @@ def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
         "num_bad_records": one.metrics.num_bad,
         "notes": clean("; ".join(notes)) or None,
     }
+    row["cost"] = costs.cost(row["gpu_hours"], one.config)
+    row["mfu_percent"] = costs.mfu_percent(row, one.config)
+    return row
 
 
 def _device_asked(one: RunFiles) -> str | None:
     device = text(one.config.get("launch.device"))
     return None if device == "auto" else device
-
-
-def _strategy_column(runs: Sequence[RunFiles]) -> set[str]:
-    return {"strategy"} if any(one.config or (one.train or {}).get("strategy") for one in runs) else set()
 
 
 def _progress(metrics: Metrics, train: Mapping[str, Any]) -> dict[str, Any]:

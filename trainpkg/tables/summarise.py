@@ -18,10 +18,12 @@ from pathlib import Path
 import pandas as pd
 
 from trainpkg.tables import report
+from trainpkg.tables.attempts import attempts_table
 from trainpkg.tables.collect import Expected, collect
-from trainpkg.tables.frames import attempts_table, evaluations_table, steps_table
+from trainpkg.tables.frames import evaluations_table, steps_table
 from trainpkg.tables.plot import plots
 from trainpkg.tables.runs import runs_table, short_columns
+from trainpkg.tables.seeds import seeds_table
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Tables:
     """All tables of a results directory; rows in sheet order, then by name."""
 
     runs: pd.DataFrame
+    seeds: pd.DataFrame
     steps: pd.DataFrame
     evaluations: pd.DataFrame
     attempts: pd.DataFrame
@@ -60,8 +63,10 @@ def main(args: argparse.Namespace) -> int:
 def summarise(results_dir: Path, expected: Sequence[Expected], now_s: float) -> Tables:
     """All tables from the files below `results_dir`; `now_s` in unix seconds tells a fresh lock from a stale one."""
     found = collect(results_dir, expected)
+    runs = runs_table(found, now_s)
     return Tables(
-        runs=runs_table(found, now_s),
+        runs=runs,
+        seeds=seeds_table(runs),
         steps=steps_table(found),
         evaluations=evaluations_table(found),
         attempts=attempts_table(found),
@@ -69,16 +74,16 @@ def summarise(results_dir: Path, expected: Sequence[Expected], now_s: float) -> 
 
 
 def render(tables: Tables) -> dict[str, bytes]:
-    """File name -> content. runs.csv has the columns for reading, runs.parquet every key of the config as well."""
+    """File name -> content: each table as CSV and Parquet, and the page for reading.
+
+    runs.csv has the columns for reading, runs.parquet every key of the config as well.
+    """
     short = tables.runs[short_columns(tables.runs)]
-    return {
-        "runs.csv": _csv(short),
-        "runs.parquet": _parquet(tables.runs),
-        "steps.parquet": _parquet(tables.steps),
-        "evaluations.csv": _csv(tables.evaluations),
-        "attempts.csv": _csv(tables.attempts),
-        "summary.md": report.markdown(short).encode(),
-    }
+    files = {"runs.csv": _csv(short), "runs.parquet": _parquet(tables.runs)}
+    for name in ("seeds", "steps", "evaluations", "attempts"):
+        table = getattr(tables, name)
+        files |= {f"{name}.csv": _csv(table), f"{name}.parquet": _parquet(table)}
+    return files | {"summary.md": report.markdown(short).encode()}
 
 
 def _csv(table: pd.DataFrame) -> bytes:
