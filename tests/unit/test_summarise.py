@@ -257,7 +257,8 @@ def test_subcommand_writes_tables_and_plots(tmp_path: Path, capsys: pytest.Captu
     assert main(["summarise", "--config-json", json.dumps(config)]) == 0
     assert capsys.readouterr().out == f"2 runs: 2 absent: {results}/tables/summary.md\n"
     assert sorted(path.name for path in (results / "plots").iterdir()) == [
-        "loss_over_steps.svg", "loss_over_time.svg", "throughput_over_world_size.svg",
+        "evaluation_over_steps.svg", "loss_over_data.svg", "loss_over_steps.svg", "loss_over_time.svg", "memory.svg",
+        "restarts.svg", "sweep.svg", "throughput_over_steps.svg", "throughput_over_world_size.svg",
     ]  # fmt: skip
     table = pd.read_csv(results / "tables/runs.csv")
     assert list(table["optim.lr"]) == [0.01, 0.001]

@@ -21,7 +21,7 @@ from trainpkg.tables import report
 from trainpkg.tables.attempts import attempts_table
 from trainpkg.tables.collect import Expected, collect
 from trainpkg.tables.frames import evaluations_table, steps_table
-from trainpkg.tables.plot import plots
+from trainpkg.tables.plots import plots
 from trainpkg.tables.runs import runs_table, short_columns
 from trainpkg.tables.seeds import seeds_table
 
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     tables = summarise(loaded.results_dir, expected, time.time())
     out = loaded.results_dir if args.out is None else Path(args.out)
     publish(out / "tables", render(tables))
-    publish(out / "plots", plots(tables.runs, tables.steps))
+    publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts))
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0

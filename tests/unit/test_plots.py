@@ -16,23 +16,36 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from run_tree import NOW_S, Tree, expected, record
 
-from trainpkg.tables import canvas, plot
+from trainpkg.tables import plots as plotting
+from trainpkg.tables.plots import canvas
 from trainpkg.tables.summarise import Tables, summarise
 
-NAMES = ["loss_over_steps.svg", "loss_over_time.svg", "throughput_over_world_size.svg"]
+NAMES = [
+    "evaluation_over_steps.svg", "loss_over_data.svg", "loss_over_steps.svg", "loss_over_time.svg", "memory.svg",
+    "restarts.svg", "sweep.svg", "throughput_over_steps.svg", "throughput_over_world_size.svg",
+]  # fmt: skip
 
 
 def built(folder: Path, num_runs: int, recipe: str = "digits", **config: Any) -> Tables:
     """Runs whose loss at step s is number + 1 + 10 / s, at 100 samples/s times the number of ranks, 1 or 2."""
     tree, sheet = Tree(folder), []
     for number in range(num_runs):
-        one = expected(f"run{number}", recipe, train__global_batch=32 * (1 + number % 2), seed=number, **config)
+        one = expected(
+            f"run{number}",
+            recipe,
+            train__global_batch=32 * (1 + number % 2),
+            **{"optim__lr": 0.001 * (1 + number), **config},
+        )
         steps = [
             record(step, number + 1 + 10 / step, samples_per_second=100.0 * (1 + number % 2)) for step in (10, 20, 40)
         ]
         tree.finished(one, steps, ranks=1 + number % 2)
         sheet.append(one)
     return summarise(folder, sheet, NOW_S)
+
+
+def drawn(tables: Tables) -> dict[str, bytes]:
+    return plotting.plots(tables.runs, tables.steps, tables.evaluations, tables.attempts)
 
 
 def words(svg: bytes) -> list[str]:
@@ -47,7 +60,7 @@ def styled() -> Iterator[None]:
 
 
 def figure_of(tables: Tables, name: str) -> Figure:
-    return plot.figures(tables.runs, tables.steps)[name]
+    return plotting.figures(tables.runs, tables.steps, tables.evaluations, tables.attempts)[name]()
 
 
 def data_lines(ax: Axes) -> list[np.ndarray[Any, Any]]:
@@ -57,7 +70,7 @@ def data_lines(ax: Axes) -> list[np.ndarray[Any, Any]]:
 
 def test_files_are_svg_without_a_date_and_equal_twice(tmp_path: Path) -> None:
     tables = built(tmp_path, 3)
-    first, second = plot.plots(tables.runs, tables.steps), plot.plots(tables.runs, tables.steps)
+    first, second = drawn(tables), drawn(tables)
     assert sorted(first) == NAMES
     assert first == second
     for content in first.values():
@@ -67,16 +80,17 @@ def test_files_are_svg_without_a_date_and_equal_twice(tmp_path: Path) -> None:
 
 def test_users_own_style_changes_nothing(tmp_path: Path) -> None:
     tables = built(tmp_path, 2)
-    before = plot.plots(tables.runs, tables.steps)
+    before = drawn(tables)
     with mpl.rc_context({"lines.linewidth": 9, "svg.hashsalt": "other", "axes.facecolor": "red", "font.size": 20}):
-        assert plot.plots(tables.runs, tables.steps) == before
+        assert drawn(tables) == before
 
 
 @pytest.mark.parametrize("runs", [[], ["planned"]])
 def test_without_records_the_axis_says_so(tmp_path: Path, runs: list[str]) -> None:
     tables = summarise(tmp_path, [expected(run) for run in runs], NOW_S)
-    for content in plot.plots(tables.runs, tables.steps).values():
-        assert "no finished records yet" in words(content)
+    others = {"sweep.svg": "no config key varies between evaluated runs", "restarts.svg": "no attempts yet"}
+    for name, content in drawn(tables).items():
+        assert others.get(name, "no finished records yet") in words(content)
 
 
 @pytest.mark.usefixtures("styled")
