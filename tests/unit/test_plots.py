@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from run_tree import NOW_S, Tree, expected, record
 
 from trainpkg.tables import plots as plotting
+from trainpkg.tables.assemble import Tables
 from trainpkg.tables.plots import canvas
-from trainpkg.tables.summarise import Tables, summarise
+from trainpkg.tables.summarise import summarise
 
 NAMES = [
     "evaluation_over_steps.svg", "loss_over_data.svg", "loss_over_steps.svg", "loss_over_time.svg", "memory.svg",

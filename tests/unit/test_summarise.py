@@ -16,9 +16,10 @@ import pytest
 from run_tree import NOW_S, Tree, evaluation, expected, has, lines, record, row
 
 from trainpkg.__main__ import main
-from trainpkg.tables import collect as collecting
-from trainpkg.tables import records
-from trainpkg.tables.summarise import Tables, publish, render, summarise
+from trainpkg.tables import listing, records
+from trainpkg.tables.assemble import Tables
+from trainpkg.tables.render import publish, render
+from trainpkg.tables.summarise import summarise
 
 SHEET = [
     expected("done", optim__lr=0.01),
@@ -128,7 +129,7 @@ def test_attempts_have_one_row_each(tables: Tables) -> None:
 
 
 def test_csv_has_the_short_list_and_what_differs_and_parquet_has_all(tables: Tables) -> None:
-    files = render(tables)
+    files = dict(render(tables))
     csv, parquet = pd.read_csv(io.BytesIO(files["runs.csv"])), pd.read_parquet(io.BytesIO(files["runs.parquet"]))
     assert {"optim.lr", "seed", "model.name", "train.global_batch"} <= set(csv.columns)
     assert not {"slurm.gpu_type", "logging.every_steps", "launch.env"} & set(csv.columns)
@@ -141,7 +142,7 @@ def test_csv_has_the_short_list_and_what_differs_and_parquet_has_all(tables: Tab
 
 
 def test_summary_names_best_failures_and_notes(tables: Tables) -> None:
-    text = render(tables)["summary.md"].decode()
+    text = dict(render(tables))["summary.md"].decode()
     assert text.startswith("# Runs\n\n7 runs: 2 finished, 1 running, 2 failed, 2 absent.")
     assert "Best: **done**, accuracy 0.9 at step 40 (highest of 1)." in text
     assert "- **broken**: rank 1 on node 0 (n1) was killed" in text
@@ -184,8 +185,8 @@ def test_status(tmp_path: Path, steps: list[Any], status: str) -> None:
 
 def test_without_any_run_all_tables_are_still_written(tmp_path: Path) -> None:
     tables = summarise(tmp_path / "none", [], NOW_S)
-    assert render(tables)["summary.md"].decode().startswith("# Runs\n\n0 runs.")
-    assert list(pd.read_csv(io.BytesIO(render(tables)["runs.csv"])).columns)[:4] == [
+    assert dict(render(tables))["summary.md"].decode().startswith("# Runs\n\n0 runs.")
+    assert list(pd.read_csv(io.BytesIO(dict(render(tables))["runs.csv"])).columns)[:4] == [
         "run",
         "recipe",
         "status",
@@ -210,16 +211,15 @@ def test_overlapping_attempts_and_generations() -> None:
 @contextlib.contextmanager
 def any_order(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[None]:
     """File systems that list names in another order."""
-    scandir, iterdir, shuffle = os.scandir, Path.iterdir, random.Random(seed).shuffle
+    scandir, shuffle = os.scandir, random.Random(seed).shuffle
 
-    def listed(entries: Any) -> list[Any]:
-        found = list(entries)
+    def shuffled(path: Any) -> Any:
+        found = list(scandir(path))
         shuffle(found)
-        return found
+        return contextlib.nullcontext(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(collecting.os, "scandir", lambda path: contextlib.nullcontext(listed(scandir(path))))
-        patch.setattr(Path, "iterdir", lambda self: iter(listed(iterdir(self))))
+        patch.setattr(listing.os, "scandir", shuffled)
         yield
 
 
@@ -228,14 +228,14 @@ def test_same_files_give_the_same_bytes_in_any_order(tmp_path: Path, monkeypatch
     tree = Tree(tmp_path)
     for number in range(12):
         tree.finished(expected(f"extra{number}", recipe=f"r{number % 3}"), [record(10, 1.0)])
-    before = render(summarise(tmp_path, SHEET, NOW_S))
+    before = dict(render(summarise(tmp_path, SHEET, NOW_S)))
     for seed in range(3):
         with any_order(monkeypatch, seed):
-            assert render(summarise(tmp_path, SHEET, NOW_S)) == before
+            assert dict(render(summarise(tmp_path, SHEET, NOW_S))) == before
 
 
 def test_publish_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(tmp_path, {"runs.csv": b"old"})
+    publish(tmp_path, [("runs.csv", b"old")])
 
     def full(self: Path, content: bytes) -> int:
         self.open("wb").close()
@@ -243,7 +243,7 @@ def test_publish_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(Path, "write_bytes", full)
-        publish(tmp_path, {"runs.csv": b"new"})
+        publish(tmp_path, [("runs.csv", b"new")])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"runs.csv": b"old"}
 
 

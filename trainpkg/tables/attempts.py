@@ -10,25 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from trainpkg.tables.collect import Attempt, RunFiles
-from trainpkg.tables.frames import frame, text, utc, whole
+from trainpkg.tables.frames import text, utc, whole
 from trainpkg.tables.records import clean, number
-
-ATTEMPT_TYPES = {
-    "run": "string", "recipe": "string", "attempt": "Int64", "slurm_job_id": "string", "slurm_restarts": "Int64",
-    "host": "string", "num_nodes": "Int64", "world_size": "Int64", "start_utc": "string", "end_utc": "string",
-    "start_unix_s": "float64", "duration_s": "float64", "wait_s": "float64", "gpu_hours": "float64",
-    "num_generations": "Int64", "num_failures": "Int64", "step_first": "Int64", "step_last": "Int64",
-    "steps_gained": "Int64", "steps_lost": "Int64", "hours_lost": "float64", "verdict": "string",
-    "exit_status": "Int64", "run_again": "boolean", "cause": "string",
-}  # fmt: skip
-
-
-def attempts_table(runs: Sequence[RunFiles]) -> pd.DataFrame:
-    """All launches of all runs: a Slurm job that was requeued has one row per life."""
-    return frame([row for one in runs for row in attempt_rows(one)], ATTEMPT_TYPES)
 
 
 def attempt_rows(one: RunFiles) -> list[dict[str, Any]]:
@@ -55,8 +39,6 @@ def _row(one: RunFiles, attempt: Attempt) -> dict[str, Any]:
     duration = until - start
     nodes, ranks = topology(one, attempt)
     return {
-        "run": one.run,
-        "recipe": one.recipe,
         "attempt": attempt.number,
         "slurm_job_id": text(facts.get("slurm_job_id")),
         "slurm_restarts": whole(facts.get("restarts")),

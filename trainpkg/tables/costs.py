@@ -53,7 +53,7 @@ def mfu_percent(row: Mapping[str, Any], config: Mapping[str, Any]) -> float | No
     per_second = _flops_per_second(row, config)
     if peak is None or per_second is None or not row.get("world_size"):
         return None
-    return 100 * per_second / (peak * 1e12 * row["world_size"])
+    return float(100 * per_second / (peak * 1e12 * row["world_size"]))
 
 
 def peak_tflops(device: str | None, config: Mapping[str, Any]) -> float | None:
@@ -61,11 +61,11 @@ def peak_tflops(device: str | None, config: Mapping[str, Any]) -> float | None:
     given = number(config.get("launch.peak_tflops"))
     if given > 0:
         return given
-    precision = str(config.get("train.precision"))
-    if device is None or precision not in ("fp32", "bf16", "fp16"):
+    found = next((peaks for peaks in PEAKS if device is not None and re.search(rf"\b({peaks[0]})", device)), None)
+    if found is None:
         return None
-    found = next((peaks for peaks in PEAKS if re.search(rf"\b({peaks[0]})", device)), None)
-    return {"fp32": found[1], "bf16": found[2], "fp16": found[3]}[precision] if found else None
+    _, fp32, bf16, fp16 = found
+    return {"fp32": fp32, "bf16": bf16, "fp16": fp16}.get(str(config.get("train.precision")))
 
 
 def _flops_per_second(row: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:

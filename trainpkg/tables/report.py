@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainpkg.tables.runs import config_columns
+from trainpkg.tables.columns import config_columns
 
 STATUSES = ("finished", "running", "failed", "absent")
 # A sheet of thousands still gives a page: the tables have them all.
@@ -20,11 +20,15 @@ HEADINGS = {
 }  # fmt: skip
 
 
-def markdown(runs: pd.DataFrame) -> str:
+def markdown(runs: pd.DataFrame, no_steps_csv: bool = False) -> str:
     """The page: counts, a table per recipe with the best run first named, failures with their causes, damaged files."""
     parts = ["# Runs", f"{counted(runs['status'].value_counts().to_dict())}. All columns: runs.csv."]
     if (runs["device"] == "cpu").any():
         parts.append("GPU hours are ranks x hours: hours of processes for runs on a CPU.")
+    if no_steps_csv:
+        parts.append(
+            "More training records than a spreadsheet opens: they are in steps.parquet, and steps.csv is empty."
+        )
     for recipe in runs["recipe"].drop_duplicates():
         parts += _recipe(str(recipe) or "(unknown recipe)", runs[runs["recipe"] == recipe])
     failed = runs[runs["status"] == "failed"]

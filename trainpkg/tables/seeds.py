@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from trainpkg.tables.runs import config_columns
+from trainpkg.tables.columns import config_columns
 
 # Of a number that a run either has or lacks; only finished runs count, since others stopped somewhere on the way.
 MEASURED = (

@@ -7,34 +7,17 @@ whether an unfinished run counts as running.
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
-from trainpkg.tables import report
-from trainpkg.tables.attempts import attempts_table
-from trainpkg.tables.collect import Expected, collect
-from trainpkg.tables.frames import evaluations_table, steps_table
+from trainpkg.tables import cache, report
+from trainpkg.tables.assemble import Tables, assemble
+from trainpkg.tables.collect import Expected
 from trainpkg.tables.plots import plots
-from trainpkg.tables.runs import runs_table, short_columns
-from trainpkg.tables.seeds import seeds_table
-
-
-@dataclass(frozen=True)
-class Tables:
-    """All tables of a results directory; rows in sheet order, then by name."""
-
-    runs: pd.DataFrame
-    seeds: pd.DataFrame
-    steps: pd.DataFrame
-    evaluations: pd.DataFrame
-    attempts: pd.DataFrame
+from trainpkg.tables.reading import gather
+from trainpkg.tables.render import publish, render
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,59 +33,24 @@ def main(args: argparse.Namespace) -> int:
     from trainpkg import sheet
 
     loaded = sheet.load(sheet.config_of(args))
-    expected = [Expected(run.run, run.recipe, run.fingerprint(), run.flat()) for run in loaded.runs.values()]
-    tables = summarise(loaded.results_dir, expected, time.time())
+    expected = [Expected(run.run, run.recipe, run.fingerprint(), run.flat) for run in loaded.runs.values()]
     out = loaded.results_dir if args.out is None else Path(args.out)
-    publish(out / "tables", render(tables))
-    publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts))
+    tables = write_tables(loaded.results_dir, expected, time.time(), out / "tables")
+    publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0
 
 
+def write_tables(results_dir: Path, expected: Sequence[Expected], now_s: float, tables_dir: Path) -> Tables:
+    """Write all tables; read only what has changed since they were written last."""
+    batch = gather(results_dir, expected, now_s, cache.load(tables_dir))
+    tables = assemble(batch)
+    publish(tables_dir, render(tables))
+    publish(tables_dir, [(cache.NAME, cache.content(tables_dir, batch))])
+    return tables
+
+
 def summarise(results_dir: Path, expected: Sequence[Expected], now_s: float) -> Tables:
     """All tables from the files below `results_dir`; `now_s` in unix seconds tells a fresh lock from a stale one."""
-    found = collect(results_dir, expected)
-    runs = runs_table(found, now_s)
-    return Tables(
-        runs=runs,
-        seeds=seeds_table(runs),
-        steps=steps_table(found),
-        evaluations=evaluations_table(found),
-        attempts=attempts_table(found),
-    )
-
-
-def render(tables: Tables) -> dict[str, bytes]:
-    """File name -> content: each table as CSV and Parquet, and the page for reading.
-
-    runs.csv has the columns for reading, runs.parquet every key of the config as well.
-    """
-    short = tables.runs[short_columns(tables.runs)]
-    files = {"runs.csv": _csv(short), "runs.parquet": _parquet(tables.runs)}
-    for name in ("seeds", "steps", "evaluations", "attempts"):
-        table = getattr(tables, name)
-        files |= {f"{name}.csv": _csv(table), f"{name}.parquet": _parquet(table)}
-    return files | {"summary.md": report.markdown(short).encode()}
-
-
-def _csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, lineterminator="\n").encode()
-
-
-def _parquet(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", index=False)
-    return buffer.getvalue()
-
-
-def publish(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write each file whole or not at all: a reader beside us, or a full disk, never leaves half a table."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        beside = directory / f".{name}.{os.getpid()}"
-        try:
-            beside.write_bytes(content)
-            beside.replace(directory / name)
-        finally:
-            beside.unlink(missing_ok=True)
+    return assemble(gather(results_dir, expected, now_s))

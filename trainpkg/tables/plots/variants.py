@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainpkg.tables.runs import config_columns
+from trainpkg.tables.columns import config_columns
 
 
 def varied(runs: pd.DataFrame) -> list[str]:
