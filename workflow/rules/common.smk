@@ -1,4 +1,5 @@
 # The only functions of the workflow: read and check the sheet once; what each rule asks of Slurm.
+import inspect
 import json
 import re
 import shlex
@@ -13,12 +14,12 @@ from trainpkg.errors import UserError
 from trainpkg.launch.head import history
 
 try:
-    SHEET = sheet.load(config)
+    # A job knows its own run, and has no use for the others.
+    SHEET = sheet.load(config, lazily=workflow.remote_exec)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
 RESULTS = SHEET.results_dir.as_posix()
-TOPOLOGIES = SHEET.topologies()
 
 
 def config_arguments():
@@ -39,7 +40,7 @@ def run_of(wildcards, attempt=1):
     job at least waits for no nodes.
     """
     if hasattr(wildcards, "topology"):
-        run, home = SHEET.runs[TOPOLOGIES[wildcards.topology]], f"smoke/{wildcards.topology}"
+        run, home = SHEET.first_with(wildcards.topology), f"smoke/{wildcards.topology}"
     else:
         run, home = SHEET.runs[wildcards.run], f"runs/{wildcards.run}"
     home = Path(RESULTS, home)
@@ -61,19 +62,14 @@ def smoke_result(wildcards):
     return f"{RESULTS}/smoke/{sheet.topology(run_of(wildcards))}.json"
 
 
-def all_smoke_results():
-    return [f"{RESULTS}/smoke/{topology}.json" for topology in TOPOLOGIES]
+def all_smoke_results(wildcards):
+    return [f"{RESULTS}/smoke/{topology}.json" for topology in SHEET.topologies()]
 
 
 def all_results(wildcards):
     """What each run ends with: its evaluation, or for a program of the user's own, which has none, its training."""
     last = {name: "train.json" if run.own_program else "evaluation.json" for name, run in SHEET.runs.items()}
     return [f"{RESULTS}/runs/{name}/{file}" for name, file in last.items()]
-
-
-def config_args(wildcards):
-    """A resource, since params trigger re-runs and where the config stands is not part of what a run is."""
-    return CONFIG_ARGUMENTS
 
 
 def tries(wildcards, attempt):
@@ -187,18 +183,30 @@ def slurm_extra(wildcards, attempt, threads):
 
 # What every job that launches ranks asks for, beside its nodes. tasks_per_gpu=0: the executor would start one task per
 # GPU. machine: the default profile lets one such job at a time use this machine; nothing limits it under Slurm.
+# config_args is no param: params trigger re-runs, and where the config stands is not part of what a run is.
 EVERY_JOB = {
     "gres": gres,
     "tasks_per_gpu": 0,
     "cpus_per_task": cpus,
     "mem_mb": mem_mb,
     "runtime": runtime,
-    "slurm_partition": partition,
-    "slurm_account": account,
-    "qos": qos,
-    "constraint": constraint,
     "slurm_extra": slurm_extra,
     "machine": 1,
-    "config_args": config_args,
+    "config_args": CONFIG_ARGUMENTS,
     "tries": tries,
 }
+
+
+def said(*keys):
+    """Whether some run says something of these keys of `slurm`; the profile's default-resources stand by themselves."""
+    return workflow.remote_exec or any(getattr(run.slurm, key) for run in SHEET.runs.values() for key in keys)
+
+
+# Planning thousands of runs is mostly Snakemake's evaluation of resources: what nobody asks for is none, and signatures,
+# which Snakemake takes of each function at each call, are made once.
+EVERY_JOB |= {"slurm_partition": partition} if said("partition", "smoke_partition") else {}
+EVERY_JOB |= {"slurm_account": account} if said("account") else {}
+EVERY_JOB |= {"qos": qos} if said("qos") else {}
+EVERY_JOB |= {"constraint": constraint} if said("constraint") else {}
+for function in [Resource.evaluate, nodes, nodes_to_evaluate, *filter(callable, EVERY_JOB.values())]:
+    function.__signature__ = inspect.signature(function)

@@ -32,7 +32,7 @@ rule summarise:
     conda:
         "../envs/trainpkg.yaml"
     resources:
-        config_args=config_args,
+        config_args=CONFIG_ARGUMENTS,
     params:
         python=sys.executable,
     shell:
