@@ -51,6 +51,18 @@ class Sheet:
                 return run
         raise UserError(f"{self.workflow.sheet}: no run has the topology {name!r}")
 
+    def shared_jobs(self) -> dict[str, str]:
+        """Run -> the Slurm job that it shares, for those with slurm.runs_per_job: in the sheet's order, alike in all
+        that is asked of Slurm."""
+        found: dict[str, str] = {}
+        alike: dict[str, int] = {}
+        for name, run in self.runs.items():
+            if run.slurm.runs_per_job > 1:
+                asks = (run.slurm, run.launch.nodes, run.launch.gpus_per_node, run.launch.device, run.evaluate.nodes)
+                number = alike[repr(asks)] = alike.get(repr(asks), -1) + 1
+                found[name] = f"{list(alike).index(repr(asks))}-{number // run.slurm.runs_per_job}"
+        return found
+
     def run(self, name: str) -> Run:
         """The run of that name. Raises UserError naming the nearest one."""
         if name not in self.runs:

@@ -72,17 +72,17 @@ def normalised(arguments: list[str]) -> str:
     return re.sub(r"--job-name \S+", "--job-name <name>", line)
 
 
-def train_lines(sheet: Path, fake_slurm: Path, *arguments: str) -> dict[str, str]:
+def train_lines(sheet: Path, fake_slurm: Path, *arguments: str, num_jobs: int | None = None) -> dict[str, str]:
     """Rule and wildcards of each `train` job -> its sbatch line, with what differs between machines replaced.
 
     Snakemake is killed once it has submitted all of them: nobody would ever say that they are done.
     """
-    num_runs = len((sheet / "config/runs.tsv").read_text().splitlines()) - 1
+    num_jobs = num_jobs or len((sheet / "config/runs.tsv").read_text().splitlines()) - 1
     with (sheet / "snakemake.log").open("w") as log:
         process = subprocess.Popen([*SNAKEMAKE, *arguments], cwd=sheet, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
-        while len(jobs := sorted(fake_slurm.glob("job-*"))) < num_runs:
+        while len(jobs := sorted(fake_slurm.glob("job-*"))) < num_jobs:
             assert process.poll() is None and time.monotonic() < deadline, (sheet / "snakemake.log").read_text()
             time.sleep(0.1)
     finally:
@@ -90,6 +90,42 @@ def train_lines(sheet: Path, fake_slurm: Path, *arguments: str) -> dict[str, str
         process.wait()
     lines = [job.read_text().splitlines() for job in jobs]
     return {comment_of(line): normalised(line) for line in lines}
+
+
+SHARED = Path(__file__).resolve().parents[1] / "golden" / "sbatch_shared.txt"
+
+
+@pytest.fixture
+def small_runs(sheet: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five small runs of which two share a job, one with a time limit of its own, and a large one."""
+    monkeypatch.chdir(sheet)
+    recipe = (sheet / "config/recipes/digits_ddp.yaml").read_text()
+    small = "slurm: {runs_per_job: 2, runtime: '5'}\nlaunch: {gpus_per_node: 1, device: cuda}\n"
+    (sheet / "config/recipes/small.yaml").write_text(f"{recipe}{small}sweep: {{grid: {{seed: [0, 1, 2, 3, 4]}}}}\n")
+    rows = "run\trecipe\tslurm.runtime\tlaunch.nodes\nquick\tsmall\t\t\nlarge\tdigits_ddp\t\t4\n"
+    (sheet / "config/runs.tsv").write_text(rows)
+    present_smoke_results(sheet)
+    return sheet
+
+
+def test_small_runs_share_jobs_in_sequence(small_runs: Path, fake_slurm: Path) -> None:
+    lines = train_lines(small_runs, fake_slurm, "--executor", "slurm", "--profile", "cluster", num_jobs=4)
+    text = "\n".join(f"{name}\n  sbatch {lines[name]}" for name in sorted(lines)) + "\n"
+    if os.environ.get("TRAINPKG_GOLDEN") == "write":
+        SHARED.write_text(text)
+    assert text == SHARED.read_text(), f"where the new lines are right: {REPAIR}"
+
+
+def test_a_profile_in_which_they_would_not_is_refused(small_runs: Path, fake_slurm: Path) -> None:
+    profile = small_runs / "cluster/profile.yaml"
+    text = profile.read_text()
+    for line in re.findall(r"^(?:resources|set-resource-scopes|group-components):.*$", text, re.M):
+        profile.write_text(text.replace(line, ""))
+        done = subprocess.run(
+            [*SNAKEMAKE, "--executor", "slurm", "--profile", "cluster"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "slurm.runs_per_job > 1 needs three lines" in done.stdout + done.stderr, line
 
 
 def present_smoke_results(sheet: Path) -> None:

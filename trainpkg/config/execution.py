@@ -156,6 +156,9 @@ class Slurm(Section):
     requeue: Literal["auto", "never"] = execution(
         "auto", "auto: a job that has saved near its limit puts itself back into the queue; never: Snakemake's retries."
     )
+    runs_per_job: int = execution(
+        1, "Runs alike in what they ask for that share a Slurm job, one after the other; runtime is that of each.", ge=1
+    )
     extra: str = execution("", "Further sbatch options, appended to ours.")
 
     def lead_s(self, limit_s: float | None = None) -> float:

@@ -1,4 +1,5 @@
 # The only functions of the workflow: read and check the sheet once; what each rule asks of Slurm.
+import functools
 import inspect
 import json
 import re
@@ -31,6 +32,11 @@ def config_arguments():
 
 
 CONFIG_ARGUMENTS = config_arguments()
+STAGES = ("train", "evaluate")
+
+# The runs that share a job are Snakemake's own there: one that fails does not keep the others from being tried.
+if workflow.remote_exec:
+    workflow.execution_settings.keep_going = True
 
 
 def run_of(wildcards, attempt=1):
@@ -44,7 +50,8 @@ def run_of(wildcards, attempt=1):
     else:
         run, home = SHEET.runs[wildcards.run], f"runs/{wildcards.run}"
     home = Path(RESULTS, home)
-    vain = attempt > 1 and history.why_not_again(home / "launch", home, attempt, None)
+    alone = run.slurm.runs_per_job == 1  # those that share a job ask for the same
+    vain = attempt > 1 and alone and history.why_not_again(home / "launch", home, attempt, None)
     return run.smallest() if vain else run
 
 
@@ -70,6 +77,33 @@ def all_results(wildcards):
     """What each run ends with: its evaluation, or for a program of the user's own, which has none, its training."""
     last = {name: "train.json" if run.own_program else "evaluation.json" for name, run in SHEET.runs.items()}
     return [f"{RESULTS}/runs/{name}/{file}" for name, file in last.items()]
+
+
+@functools.cache
+def shared_jobs():
+    """What runs share Slurm jobs, after a look at the profile: without its lines such a job would ask for the nodes of
+    all its runs at once, or hold one run."""
+    found = SHEET.shared_jobs()
+    sequence = "machine" in workflow.global_resources.keys() and workflow.resource_scopes.is_local("machine")
+    together = workflow.group_settings.group_components.get("shared", 1) > 1
+    if found and workflow.non_local_exec and not (sequence and together):
+        raise WorkflowError(
+            "slurm.runs_per_job > 1 needs three lines of cluster/profile.yaml in the profile: resources: {machine: 1}, "
+            "set-resource-scopes: {machine: local}, group-components: {shared: 1000}"
+        )
+    workflow.parent_groupids.update({f"{stage}-{job}": "shared" for job in found.values() for stage in STAGES})
+    return found
+
+
+def shared_job(stage):
+    """Snakemake's group of a run's stage, None for a job of its own; evaluations apart, so that they have their own
+    end: Snakemake takes a group for failed as a whole."""
+
+    def group(wildcards):
+        job = shared_jobs().get(wildcards.run)
+        return job and f"{stage}-{job}"
+
+    return group
 
 
 def tries(wildcards, attempt):

@@ -8,6 +8,8 @@ rule evaluate:
         f"{RESULTS}/runs/{{run}}/evaluation.json",
     log:
         "logs/evaluate/{run}.log",
+    group:
+        shared_job("evaluate")
     conda:
         "../envs/trainpkg.yaml"
     threads: cpus

@@ -10,6 +10,8 @@ rule train:
         "logs/train/{run}.log",
     benchmark:
         f"{RESULTS}/benchmarks/train/{{run}}.tsv"
+    group:
+        shared_job("train")
     conda:
         "../envs/trainpkg.yaml"
     threads: cpus
