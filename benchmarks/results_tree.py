@@ -13,6 +13,7 @@ import math
 import os
 import random
 import sys
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -25,6 +26,7 @@ RECIPES = {
     "train: {max_steps: 1000, global_batch: 32}\nslurm: {price_per_gpu_hour: 2.5, currency: EUR}\n",
 }
 NUM_SEEDS = 5
+NUM_DIFFERENT = 10  # courses of a training with the same outcome
 START_UNIX_S = 1_790_000_000.0
 
 
@@ -57,9 +59,15 @@ def write_runs(config: Path, first: int, num_records: int = 100) -> None:
     loaded = sheet.load(config)
     for number, run in enumerate(loaded.runs.values()):
         if number >= first:
-            tree = run.tree() | {"fingerprint": run.fingerprint()}
-            text = yaml.dump(tree, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
-            _write_run(loaded.results_dir / "runs" / run.run, number, text, run.fingerprint(), num_records)
+            fingerprint = run.fingerprint()
+            parts = (run.tree() | {"fingerprint": fingerprint}).items()
+            text = "".join(_section(key, json.dumps(value)) for key, value in parts)
+            _write_run(loaded.results_dir / "runs" / run.run, number, text, fingerprint, num_records)
+
+
+@cache
+def _section(key: str, value: str) -> str:
+    return str(yaml.safe_dump({key: json.loads(value)}, sort_keys=False))
 
 
 def _write_run(path: Path, number: int, config: str, fingerprint: str, num_records: int) -> None:
@@ -67,11 +75,9 @@ def _write_run(path: Path, number: int, config: str, fingerprint: str, num_recor
     its = row(number)
     ranks = 2 * int(its["launch.nodes"])
     speed = 900.0 * ranks * draw.uniform(0.8, 1.0)
-    floor = 0.1 + abs(math.log10(float(its["optim.lr"])) + 3) + draw.uniform(0, 0.1)
+    floor = round(0.1 + abs(math.log10(float(its["optim.lr"])) + 3) + draw.uniform(0, 0.1), 1)
     tokens = 128 if its["recipe"] == "bytes" else None
     best = {"metric": "loss", "mode": "min", "value": floor + 0.02, "step": 1000}
-    lines = [_record(draw, 10 * (index + 1), floor, speed, tokens) for index in range(num_records)]
-    lines.append(_evaluation(10 * num_records, floor))
     train = {
         "run": its["run"], "recipe": its["recipe"], "fingerprint": fingerprint, "status": "finished", "attempt": 1,
         "generation": 0, "world_size": ranks, "num_nodes": ranks // 2, "strategy": "ddp", "device": "cpu",
@@ -95,12 +101,20 @@ def _write_run(path: Path, number: int, config: str, fingerprint: str, num_recor
     }  # fmt: skip
     (path / "launch/1/0").mkdir(parents=True)
     (path / "config.yaml").write_text(config)
-    (path / "metrics.jsonl").write_text("".join(lines))
+    (path / "metrics.jsonl").write_text(_metrics(number % NUM_DIFFERENT, floor, ranks, tokens, num_records))
     (path / "train.json").write_text(json.dumps(train, indent=1) + "\n")
     os.link(path / "train.json", path / "finished.json")  # a copy as far as readers are concerned
     (path / "evaluation.json").write_text(json.dumps(evaluation, indent=1) + "\n")
     (path / "launch/1/attempt.json").write_text(json.dumps(attempt, indent=1) + "\n")
     (path / "launch/1/0/plan.json").write_text(json.dumps({"world_size": ranks, "nodes": nodes, "device": "cpu"}))
+
+
+@cache
+def _metrics(kind: int, floor: float, ranks: int, tokens: int | None, num_records: int) -> str:
+    draw = random.Random(kind)
+    speed = 900.0 * ranks * draw.uniform(0.8, 1.0)
+    lines = [_record(draw, 10 * (index + 1), floor, speed, tokens) for index in range(num_records)]
+    return "".join([*lines, _evaluation(10 * num_records, floor)])
 
 
 def _record(draw: random.Random, step: int, floor: float, speed: float, tokens: int | None) -> str:

@@ -94,7 +94,8 @@ def _metrics(content: bytes, rows: NDArray[np.float64]) -> Metrics | None:
     # Null and absent, whole and real numbers look alike here.
     if np.isnan(rows[:, 0]).any() or np.isnan(required).any() or (fields[:, COLUMN["step"]] < 0).any():
         return None
-    if (np.abs(fields) > LARGEST_INT).any() or not np.isfinite(fields[is_train, COLUMN["loss"]]).all():
+    # The next whole number beyond it is rounded to it.
+    if (np.abs(fields) >= LARGEST_INT).any() or not np.isfinite(fields[is_train, COLUMN["loss"]]).all():
         return None
     evals: dict[int, EvalRecord] = {}
     if not is_train.all():
