@@ -12,6 +12,9 @@ min_version("9.27")
 configfile: "config/config.yaml"
 
 
+report: "workflow/report/workflow.rst"
+
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/smoke.smk"
 include: "workflow/rules/train.smk"

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainpkg.tables.collect import Attempt, RunFiles
 from trainpkg.tables.frames import text, utc, whole
+from trainpkg.tables.layout import layout
 from trainpkg.tables.records import clean, number
 
 
@@ -43,6 +44,7 @@ def _row(one: RunFiles, attempt: Attempt) -> dict[str, Any]:
         "slurm_job_id": text(facts.get("slurm_job_id")),
         "slurm_restarts": whole(facts.get("restarts")),
         "host": text(facts.get("host")),
+        **layout(attempt.plan),
         "num_nodes": nodes,
         "world_size": ranks,
         "start_utc": utc(start),

@@ -41,7 +41,8 @@ EVALUATION = {
 }  # fmt: skip
 ATTEMPT = {
     "attempt": "Int64", "slurm_job_id": "string", "slurm_restarts": "Int64", "host": "string", "num_nodes": "Int64",
-    "world_size": "Int64", "start_utc": "string", "end_utc": "string", "start_unix_s": "float64",
+    "world_size": "Int64", "ranks_per_node": "string", "hosts": "string", "master": "string",
+    "start_utc": "string", "end_utc": "string", "start_unix_s": "float64",
     "duration_s": "float64", "wait_s": "float64", "gpu_hours": "float64", "num_generations": "Int64",
     "num_failures": "Int64", "step_first": "Int64", "step_last": "Int64", "steps_gained": "Int64",
     "steps_lost": "Int64", "hours_lost": "float64", "verdict": "string", "exit_status": "Int64",

@@ -15,6 +15,8 @@ from pathlib import Path
 from trainpkg.tables import cache, report
 from trainpkg.tables.assemble import Tables, assemble
 from trainpkg.tables.collect import Expected
+from trainpkg.tables.evidence import smoke_table
+from trainpkg.tables.pages import pages
 from trainpkg.tables.plots import plots
 from trainpkg.tables.reading import gather
 from trainpkg.tables.render import publish, render
@@ -36,6 +38,7 @@ def main(args: argparse.Namespace) -> int:
     expected = [Expected(run.run, run.recipe, run.fingerprint(), run.flat) for run in loaded.runs.values()]
     out = loaded.results_dir if args.out is None else Path(args.out)
     tables = write_tables(loaded.results_dir, expected, time.time(), out / "tables")
+    publish(out / "tables", pages(tables, smoke_table(loaded.results_dir)).items())
     publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")

@@ -106,6 +106,16 @@ def shared_job(stage):
     return group
 
 
+def shown(file, category, caption=None, **labels):
+    """A result that `snakemake --report` shows in a category, with the caption of its name."""
+    return report(
+        f"{RESULTS}/{file}",
+        category=category,
+        caption=f"../report/{caption or Path(file).stem}.rst",
+        labels=labels,
+    )
+
+
 def tries(wildcards, attempt):
     """Which of Snakemake's attempts this is, and whether the Slurm job is there for it alone (not a notebook's, say)."""
     own_job = " --requeue" if workflow.remote_exec else ""
