@@ -6,7 +6,10 @@ and the sheet is `sheet`'s.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,11 @@ class Recipe:
     parts: Tree
     sweep: Sweep | None
 
+    @cached_property
+    def words(self) -> str:
+        """All that it says, as text."""
+        return json.dumps(self.merged, sort_keys=True, default=str)
+
 
 class Recipes:
     """The recipes, each read once, and the runs made of them."""
@@ -75,6 +83,13 @@ class Recipes:
         except ValidationError:
             parts = {}  # a row may give what is missing, or put right what is wrong
         return Recipe(path, own, merged, parts, sweep)
+
+    def words(self, row: Row) -> str:
+        """A digest of what a row, its recipe and the config say."""
+        recipe = self._read[row.recipe]
+        assert recipe is not None, "the row was read by way of its recipe"
+        text = json.dumps([recipe.words, row.overrides], sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def run(self, row: Row, problems: Problems) -> Run | None:
         """The run of a row; None, and problems, where its keys are wrong."""

@@ -31,7 +31,7 @@ class Sheet:
     """All runs of a workflow, in the sheet's order."""
 
     workflow: Workflow
-    runs: Mapping[str, Run]
+    runs: Runs
 
     @property
     def results_dir(self) -> Path:
@@ -145,6 +145,14 @@ class Runs(Mapping[str, Run]):
             assert run is not None
             self._made[name] = run
         return self._made[name]
+
+    def recipe(self, name: str) -> str:
+        """The name of the run's recipe, as written down."""
+        return self._rows[name].recipe
+
+    def words(self, name: str) -> str:
+        """A digest of all that is written down for a run, in config, recipe and row: equal words make an equal run."""
+        return self._recipes.words(self._rows[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows

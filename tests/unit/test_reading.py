@@ -13,10 +13,14 @@ import pytest
 from run_tree import NOW_S, Tree, evaluation, expected, has, lines, record, row
 from test_damaged_files import DAMAGED
 
+from trainpkg import sheet as sheets
+from trainpkg.errors import UserError
+from trainpkg.recipes import Recipes
 from trainpkg.tables import bulk, cache, collect, reading, records
 from trainpkg.tables.assemble import Tables
 from trainpkg.tables.collect import Expected
 from trainpkg.tables.configs import Configs
+from trainpkg.tables.expected import expected_runs
 from trainpkg.tables.summarise import write_tables
 
 
@@ -47,7 +51,11 @@ def fill(results: Path, runs: list[Expected]) -> Tree:
 
 
 def tables_of(results: Path, runs: list[Expected], name: str = "tables") -> Tables:
-    return write_tables(results, runs, NOW_S, results / name)
+    return at(results, runs, NOW_S, name)
+
+
+def at(results: Path, runs: list[Expected], now_s: float, name: str = "tables") -> Tables:
+    return write_tables(results, runs, now_s, results / name, cache.load(results / name))
 
 
 def written(results: Path, name: str = "tables") -> dict[str, bytes]:
@@ -156,7 +164,7 @@ def test_what_the_clock_or_the_sheet_decide_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "runs/bare/config.yaml").unlink()
     for now_s, status, rate in ((NOW_S, "running", 1.0), (NOW_S + 3600, "failed", 2.0)):
         runs = [expected("going"), expected("bare", optim__lr=rate)]
-        found = write_tables(tmp_path, runs, now_s, tmp_path / "tables").runs
+        found = at(tmp_path, runs, now_s).runs
         assert row(found, "going")["status"] == status
         has(row(found, "bare"), **{"status": "finished", "optim.lr": rate})
 
@@ -166,9 +174,9 @@ def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path, opened: set[
     runs = sheet(1)
     fill(tmp_path, runs)
     just_now = max(path.stat().st_mtime for path in (tmp_path / "runs").rglob("*")) + 1
-    write_tables(tmp_path, runs, just_now, tmp_path / "tables")
+    at(tmp_path, runs, just_now)
     opened.clear()
-    write_tables(tmp_path, runs, NOW_S, tmp_path / "tables")
+    at(tmp_path, runs, NOW_S)
     assert opened == {"run0"}
 
 
@@ -181,6 +189,61 @@ def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(reading, "CHUNK", 3)
     tables_of(tmp_path, runs, "together")
     assert written(tmp_path) == written(tmp_path, "together")
+
+
+# --- the sheet ---
+
+
+def workflow(folder: Path, rows: str, recipe: str = "model: {name: conv}", config: str = "") -> Path:
+    (folder / "runs.tsv").write_text(f"run\trecipe\toptim.lr\n{rows}")
+    more = "task: images\ndata: {name: digits}\ntrain: {max_steps: 40, global_batch: 64}\n"
+    (folder / "digits.yaml").write_text(f"{recipe}\n{more}")
+    places = f"results_dir: {folder}/results\nsheet: {folder}/runs.tsv\nrecipes: {folder}\n"
+    (folder / "config.yaml").write_text(f"{places}{config}\n")
+    return folder / "config.yaml"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the runs that were made of their rows."""
+    found: list[str] = []
+    run = Recipes.run
+
+    def noted(self: Recipes, row: Any, problems: Any) -> Any:
+        found.append(row.name)
+        return run(self, row, problems)
+
+    monkeypatch.setattr(Recipes, "run", noted)
+    return found
+
+
+def test_rows_with_the_same_words_are_not_checked_again(tmp_path: Path, made: list[str]) -> None:
+    rows = "a\tdigits\t0.1\nb\tdigits\t\n"
+
+    def summarised(**changes: str) -> tuple[list[str], list[str | None]]:
+        made.clear()
+        path = workflow(tmp_path, **{"rows": rows, **changes})
+        loaded = sheets.load(path, lazily=True)
+        cached = cache.load(tmp_path / "results/tables")
+        expected = expected_runs(loaded, path, cached)
+        names, fingerprints = list(made), [one.fingerprint for one in expected]
+        assert fingerprints == [run.fingerprint() for run in sheets.load(path).runs.values()]
+        write_tables(loaded.results_dir, expected, NOW_S, tmp_path / "results/tables", cached)
+        return names, fingerprints
+
+    first, before = summarised()
+    assert first == ["a", "b"]
+    assert summarised() == ([], before)
+    assert summarised(rows=rows + "c\tdigits\t0.3\n")[0] == ["c"]
+    assert summarised(rows=rows.replace("0.1", "0.2"))[0] == ["a"]
+    assert summarised(recipe="model: {name: conv, width: 8}")[0] == ["a", "b"]
+    assert summarised(recipe="model: {name: conv, width: 8}", config="logging: {every_steps: 5}")[0] == ["a", "b"]
+
+
+def test_all_that_is_wrong_in_the_sheet_is_said_at_once(tmp_path: Path) -> None:
+    path = workflow(tmp_path, "a\tdigits\tx\nb\tdigits\ty\n")
+    with pytest.raises(UserError, match=r"(?s)optim.lr = 'x'.*optim.lr = 'y'"):
+        expected_runs(sheets.load(path, lazily=True), path, None)
 
 
 # --- records of many runs at once ---

@@ -26,7 +26,10 @@ TYPES = {"string": pa.string(), "Int64": pa.int64(), "float64": pa.float64(), "b
 JSON_TEXT = pa.dictionary(pa.int32(), pa.string())
 CONFIG = "config:"
 PARTS = ("attempts", "evaluations", "steps")
-OWN = {"signature": "string", "holds": "string", **{f"count:{part}": "Int64" for part in PARTS}}
+OWN = {
+    "signature": "string", "holds": "string", "words": "string", "fingerprint": "string",
+    **{f"count:{part}": "Int64" for part in PARTS},
+}  # fmt: skip
 STEPS = pa.schema([(name, pa.float64()) for name in TRAIN_FIELDS])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import trainpkg
 from trainpkg.tables import columns
 from trainpkg.tables.batch import PARTS, STEPS, TYPES, Batch
 
@@ -23,10 +24,12 @@ KEY = b"trainpkg"
 
 @cache
 def _version() -> str:
-    """Over the source of this package: another version may read the same files otherwise."""
-    digest = hashlib.sha256(f"{pa.__version__}".encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    """Over the sources that read results and configs: another version may read the same files otherwise."""
+    digest = hashlib.sha256(pa.__version__.encode())
+    package = Path(trainpkg.__file__).parent
+    for pattern in ("tables/*.py", "config/*.py", "*.py"):
+        for path in sorted(package.glob(pattern)):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -35,6 +35,8 @@ class Expected:
     fingerprint: str | None
     config: Callable[[], Mapping[str, Any]] = dict
     in_sheet: bool = True
+    words: str = ""
+    """Digest of all that is written down for it; empty where nobody says."""
 
 
 @dataclass(frozen=True)

@@ -5,35 +5,50 @@ The signature over them says whether a run has to be read again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 READ = frozenset({"config.yaml", "train.json", "finished.json", "evaluation.json", "metrics.jsonl", "lock"})
 OF_ATTEMPT = frozenset({"attempt.json"})
 OF_GENERATION = frozenset({"plan.json", "failure.json"})
 MAX_DIGITS = 9
+FileState = tuple[int, int]
+"""Bytes (-1 for a directory), and time of the last change in unix ns."""
+GONE: FileState = (-2, -2)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of one run that count, by their path below its directory: (bytes, time of the last change in unix ns)."""
+    """Files of one run that count, by their path below its directory, and the directories that hold them."""
 
     path: str
-    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    files: Mapping[str, FileState] = field(default_factory=dict)
+    directories: Mapping[str, FileState] = field(default_factory=dict)
     generations: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Attempt -> its generations, both in order."""
 
     @property
     def newest_s(self) -> float:
-        """The last change of any of the files, in unix seconds; 0 without any."""
-        return max((mtime_ns for _, mtime_ns in self.files.values()), default=0) / 1e9
+        """The last change of anything here, in unix seconds."""
+        return max(its[1] for its in (*self.files.values(), *self.directories.values())) / 1e9
 
+    @cached_property
     def signature(self) -> str:
-        """Equal as long as no file came, went, or changed its size or time."""
-        text = repr((sorted(self.files.items()), sorted(self.generations.items())))
-        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
+        """`size time path` of each, by which `is_unchanged` knows it again."""
+        found = sorted({**self.directories, **self.files}.items())
+        return "\n".join(f"{size} {time_ns} {name}" for name, (size, time_ns) in found)
+
+
+def is_unchanged(path: str, signature: str) -> bool:
+    """Whether nothing came, went, or changed its size or time since `look(path)` had this signature."""
+    for line in signature.split("\n"):
+        size, time_ns, name = line.split(" ", 2)
+        found = _state(f"{path}/{name}")
+        if found[1] != int(time_ns) or found[0] != int(size):
+            return False
+    return True
 
 
 def directories(path: str) -> list[str]:
@@ -45,20 +60,20 @@ def look(path: str) -> Listing | None:
     """None where `path` is no directory."""
     if not os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises where a parent may not be searched)
         return None
-    files: dict[str, tuple[int, int]] = {}
-    has_launches = False
-    for entry in _entries(path):
-        if entry.name in READ:
-            files[entry.name] = _size_and_time(entry)
-        has_launches = has_launches or entry.name == "launch"
+    # Before their entries: what comes meanwhile shows in the next look.
+    held = {"": _state(path)}
+    names = {entry.name for entry in _entries(path)}
+    files = {name: _state(f"{path}/{name}") for name in names & READ}
     generations = {}
-    for attempt, where in _numbered(f"{path}/launch") if has_launches else ():
-        files.update(_wanted(where, OF_ATTEMPT, f"launch/{attempt}/"))
-        inner = list(_numbered(where))
-        for generation, there in inner:
-            files.update(_wanted(there, OF_GENERATION, f"launch/{attempt}/{generation}/"))
-        generations[attempt] = tuple(number for number, _ in inner)
-    return Listing(path, files, generations)
+    for attempt in _numbered(path, "launch", held) if "launch" in names else ():
+        where = f"launch/{attempt}"
+        generations[attempt] = tuple(_numbered(path, where, held))
+        files.update(_wanted(path, where, OF_ATTEMPT))
+        for generation in generations[attempt]:
+            there = f"{where}/{generation}"
+            held[there] = _state(f"{path}/{there}")
+            files.update(_wanted(path, there, OF_GENERATION))
+    return Listing(path, files, held, generations)
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:
@@ -69,21 +84,24 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def _numbered(path: str) -> Iterator[tuple[int, str]]:
-    """Entries whose names are whole numbers, in their order: number and path."""
-    names = [entry.name for entry in _entries(path)]
+def _numbered(path: str, folder: str, held: dict[str, FileState]) -> list[int]:
+    """Entries of a folder whose names are whole numbers, in their order; `held` gets the folder."""
+    held[folder] = _state(f"{path}/{folder}")
+    names = [entry.name for entry in _entries(f"{path}/{folder}")]
     # `007` is another name than `7`, and no attempt of ours.
-    numbers = sorted(int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS)
-    return ((number, f"{path}/{number}") for number in numbers)
+    usual = [name for name in names if name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS]
+    return sorted(int(name) for name in usual if name == str(int(name)))
 
 
-def _wanted(path: str, names: frozenset[str], prefix: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    return ((prefix + entry.name, _size_and_time(entry)) for entry in _entries(path) if entry.name in names)
+def _wanted(path: str, folder: str, names: frozenset[str]) -> Iterator[tuple[str, FileState]]:
+    for entry in _entries(f"{path}/{folder}"):
+        if entry.name in names:
+            yield f"{folder}/{entry.name}", _state(f"{path}/{folder}/{entry.name}")
 
 
-def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
+def _state(path: str) -> FileState:
     try:
-        found = entry.stat()
+        found = os.stat(path)  # noqa: PTH116  (hundreds of thousands of them)
     except OSError:  # gone meanwhile, or a link to nowhere: reading will tell
-        return -1, -1
-    return found.st_size, found.st_mtime_ns
+        return GONE
+    return (-1 if found.st_mode & 0o170000 == 0o040000 else found.st_size), found.st_mtime_ns

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpkg.tables.batch import Batch, batch_of, joined
 from trainpkg.tables.collect import Expected, absent, read_runs
-from trainpkg.tables.listing import Listing, directories, look
+from trainpkg.tables.listing import Listing, directories, is_unchanged, look
 
 Job = tuple[Expected, Listing]
 # Runs that a process reads at a time.
@@ -39,12 +40,11 @@ def gather(results_dir: Path, expected: Sequence[Expected], now_s: float, cached
     nowhere: list[tuple[Expected, str]] = []
     for one in targets:
         path = f"{runs_dir}/{one.run}"
-        listing = look(path)
-        if listing is None:
+        if (row := known.row(one, path)) is not None:
+            rows.append((0, row))
+        elif (listing := look(path)) is None:
             nowhere.append((one, "no directory but a file" if os.path.lexists(path) else ""))
             rows.append((1, len(nowhere) - 1))
-        elif (row := known.row(one, listing)) is not None:
-            rows.append((0, row))
         else:
             jobs.append((one, listing))
             rows.append(None)
@@ -74,12 +74,12 @@ class _Known:
             known = zip(*(cached.runs[name].to_pylist() for name in ("run", "signature", "holds")), strict=True)
             self._rows = {run: (row, its, holds) for row, (run, its, holds) in enumerate(known) if its}
 
-    def row(self, one: Expected, listing: Listing) -> int | None:
+    def row(self, one: Expected, path: str) -> int | None:
         """Where the run's columns are, None where its directory is not as it was then, or holds another run."""
         row, signature, holds = self._rows.get(one.run, (None, "", None))
-        if row is None or signature != listing.signature():
+        if row is None or not (one.fingerprint is None or holds in (None, one.fingerprint)):
             return None
-        return row if one.fingerprint is None or holds in (None, one.fingerprint) else None
+        return row if is_unchanged(path, signature) else None
 
 
 def _read(jobs: Sequence[Job], now_s: float) -> list[Batch]:
@@ -90,7 +90,7 @@ def _read(jobs: Sequence[Job], now_s: float) -> list[Batch]:
     # Forked, a process would inherit Arrow's locks without the threads that hold them.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
-        bare = [[(replace(one, config=dict), listing) for one, listing in chunk] for chunk in chunks]
+        bare = [[(replace(one, config=dict, words=""), listing) for one, listing in chunk] for chunk in chunks]
         found = pool.map(_read_chunk_elsewhere, bare, [now_s] * len(bare))
         return [
             _read_chunk(chunk, now_s) if batch is None else batch for chunk, batch in zip(chunks, found, strict=True)
@@ -111,7 +111,7 @@ def _read_chunk(jobs: Sequence[Job], now_s: float) -> Batch:
 
 def _signatures(jobs: Iterable[Job], now_s: float) -> list[str]:
     """As the files were before they were read; empty where that says nothing yet."""
-    return [listing.signature() if now_s - listing.newest_s > YOUNG_S else "" for _, listing in jobs]
+    return [listing.signature if now_s - listing.newest_s > YOUNG_S else "" for _, listing in jobs]
 
 
 def _named(batch: Batch, targets: Sequence[Expected]) -> Batch:
@@ -119,6 +119,10 @@ def _named(batch: Batch, targets: Sequence[Expected]) -> Batch:
     runs = batch.runs
     found = runs["recipe"].to_pylist()
     recipes = [one.recipe or recipe for one, recipe in zip(targets, found, strict=True)]
-    for name, values in (("recipe", recipes), ("in_sheet", [one.in_sheet for one in targets])):
+    said: dict[str, list[Any]] = {
+        "recipe": recipes, "in_sheet": [one.in_sheet for one in targets], "words": [one.words for one in targets],
+        "fingerprint": [one.fingerprint for one in targets],
+    }  # fmt: skip
+    for name, values in said.items():
         runs = runs.set_column(runs.column_names.index(name), name, pa.array(values, runs.schema.field(name).type))
     return replace(batch, runs=runs)

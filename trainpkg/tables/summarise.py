@@ -14,8 +14,10 @@ from pathlib import Path
 
 from trainpkg.tables import cache, report
 from trainpkg.tables.assemble import Tables, assemble
+from trainpkg.tables.batch import Batch
 from trainpkg.tables.collect import Expected
 from trainpkg.tables.evidence import smoke_table
+from trainpkg.tables.expected import expected_runs
 from trainpkg.tables.pages import pages
 from trainpkg.tables.plots import plots
 from trainpkg.tables.reading import gather
@@ -34,20 +36,25 @@ def main(args: argparse.Namespace) -> int:
     """Read all runs, write all tables and plots, say in one line what there is."""
     from trainpkg import sheet
 
-    loaded = sheet.load(sheet.config_of(args))
-    expected = [Expected(run.run, run.recipe, run.fingerprint(), run.flat) for run in loaded.runs.values()]
-    out = loaded.results_dir if args.out is None else Path(args.out)
-    tables = write_tables(loaded.results_dir, expected, time.time(), out / "tables")
-    publish(out / "tables", pages(tables, smoke_table(loaded.results_dir)).items())
+    config = sheet.config_of(args)
+    loaded = sheet.load(config, lazily=True)
+    results_dir = loaded.results_dir
+    out = results_dir if args.out is None else Path(args.out)
+    cached = cache.load(out / "tables")
+    expected = expected_runs(loaded, config, cached)
+    tables = write_tables(results_dir, expected, time.time(), out / "tables", cached)
+    publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
     publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0
 
 
-def write_tables(results_dir: Path, expected: Sequence[Expected], now_s: float, tables_dir: Path) -> Tables:
-    """Write all tables; read only what has changed since they were written last."""
-    batch = gather(results_dir, expected, now_s, cache.load(tables_dir))
+def write_tables(
+    results_dir: Path, expected: Sequence[Expected], now_s: float, tables_dir: Path, cached: Batch | None
+) -> Tables:
+    """Write all tables; read only what has changed since those were written that `cached` stands for."""
+    batch = gather(results_dir, expected, now_s, cached)
     tables = assemble(batch)
     publish(tables_dir, render(tables))
     publish(tables_dir, [(cache.NAME, cache.content(tables_dir, batch))])
