@@ -14,7 +14,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from run_tree import NOW_S, Tree, expected, record
+from run_tree import NOW_S, Tree, evaluation, expected, record
 
 from trainpkg.tables import plots as plotting
 from trainpkg.tables.assemble import Tables
@@ -225,3 +225,129 @@ def test_shortened_keeps_both_ends() -> None:
     assert canvas.shortened("abcdefghij", 5) == "ab…ij"
     assert canvas.shortened("abc", 5) == "abc"
     assert canvas.shortened("a$b", 5) == r"a\$b"
+
+
+def shown(figure: Figure) -> set[str]:
+    return {text.get_text() for ax in figure.axes for text in ax.texts}
+
+
+@pytest.mark.usefixtures("styled")
+def test_seeds_are_one_line_with_a_band(tmp_path: Path) -> None:
+    """12 runs are too many lines, and three learning rates are not."""
+    tree, sheet = Tree(tmp_path), []
+    for number in range(12):
+        one = expected(f"run{number}", optim__lr=0.001 * (1 + number % 3), seed=number)
+        tree.finished(one, [record(10, 5.0 + number), record(20, 1.0 + number)])
+        sheet.append(one)
+    figure = figure_of(summarise(tmp_path, sheet, NOW_S), "loss_over_steps.svg")
+    assert {"lr=0.001 (4 seeds)", "lr=0.002 (4 seeds)", "lr=0.003 (4 seeds)"} <= shown(figure)
+    # Runs 0, 3, 6 and 9: between 5 and 14, half of them below 9.5.
+    assert data_lines(figure.axes[0])[0].tolist() == [[10, 9.5], [20, 5.5]]
+    band = figure.axes[0].collections[0].get_datalim(figure.axes[0].transData)
+    assert (band.y0, band.y1) == (1.0, 14.0)
+
+
+@pytest.mark.usefixtures("styled")
+def test_loss_is_over_tokens_where_they_are_counted_and_else_over_samples(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.finished(expected("t", "text"), [record(10, 1.0, tokens=1_000_000), record(20, 0.5, tokens=2_000_000)])
+    tree.finished(expected("i", "images"), [record(10, 1.0), record(20, 0.5)])
+    tables = summarise(tmp_path, [expected("t", "text"), expected("i", "images")], NOW_S)
+    axes = figure_of(tables, "loss_over_data.svg").axes
+    assert [(ax.get_xlabel(), data_lines(ax)[0][-1, 0]) for ax in axes] == [("tokens (millions)", 2), ("samples", 1280)]
+
+
+@pytest.mark.usefixtures("styled")
+def test_the_evaluation_is_of_the_recipes_own_metric_and_marks_the_exact_one(tmp_path: Path) -> None:
+    records = [record(10, 1.0), evaluation(10, accuracy=0.5, loss=9.0), evaluation(20, accuracy=0.7, loss=8.0)]
+    tree = Tree(tmp_path).finished(expected("a"), records)
+    tree.json("a", "evaluation.json", {"fingerprint": "f1", "step": 20, "metrics": {"accuracy": 0.75}})
+    (ax,) = figure_of(summarise(tmp_path, [expected("a")], NOW_S), "evaluation_over_steps.svg").axes
+    assert ax.get_ylabel() == "accuracy (higher is better)"
+    assert [line.tolist() for line in data_lines(ax)] == [[[10, 0.5], [20, 0.7]], [[20, 0.75]]]
+
+
+def swept(folder: Path, num_runs: int) -> Tables:
+    """Accuracy is best at the middle learning rate and does not depend on the width; the last run has none."""
+    tree, sheet = Tree(folder), []
+    for number in range(num_runs):
+        one = expected(f"run{number:03}", optim__lr=10.0 ** -(1 + number % 5), model__width=32 * (1 + number % 2))
+        value = 0.9 - 0.1 * abs(number % 5 - 2) + 1e-5 * number
+        best = {"metric": "accuracy", "mode": "max", "value": value, "step": 40} if number < num_runs - 1 else {}
+        tree.finished(one, [record(10, 1.0)], best=best)
+        sheet.append(one)
+    return summarise(folder, sheet, NOW_S)
+
+
+@pytest.mark.usefixtures("styled")
+@pytest.mark.parametrize("num_runs", [20, 330])
+def test_a_sweep_has_a_panel_per_key_that_explains_most_first(tmp_path: Path, num_runs: int) -> None:
+    figure = figure_of(swept(tmp_path, num_runs), "sweep.svg")
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["digits: optim.lr", "digits: model.width"]
+    ax = figure.axes[0]
+    assert ax.get_xscale() == "log"
+    # The last of those at 1e-3.
+    best = (num_runs - 3) // 5 * 5 + 2
+    wanted = {f"best: run{best:03}, {0.9 + 1e-5 * best:.4g}", "1 without a metric"}
+    assert wanted | ({"median"} if num_runs == 20 else {"median of 329", "best at each value"}) <= shown(figure)
+    star = next(line for line in ax.lines if line.get_marker() == "*")
+    assert star.get_xydata().tolist() == [[1e-3, pytest.approx(0.9 + 1e-5 * best)]]
+
+
+@pytest.mark.usefixtures("styled")
+def test_memory_has_rows_and_of_many_runs_an_order(tmp_path: Path) -> None:
+    tables = built(tmp_path / "few", 3)
+    tables.runs["memory_mb"] = [1000.0, 42000.0, 2000.0]
+    assert {"42 GB, 2 ranks", "1 GB, 1 rank"} <= shown(figure_of(tables, "memory.svg"))
+    tables = built(tmp_path / "many", 20)
+    tables.runs["memory_mb"] = 1000.0 * np.arange(20, 0, -1)
+    wanted = {"highest: run0, 20 GB", "lowest: run19, 1 GB", "half of the runs: 10.5 GB"}
+    assert wanted <= shown(figure_of(tables, "memory.svg"))
+
+
+@pytest.mark.usefixtures("styled")
+def test_attempts_stand_on_a_time_line(tmp_path: Path) -> None:
+    tree = Tree(tmp_path).config(expected("a"))
+    tree.attempt("a", 1, "again", NOW_S - 36000, 4.0, step_first=1, step_last=10)
+    tree.attempt("a", 2, "failed", NOW_S - 18000, 1.0, step_first=11, step_last=12)
+    tree.attempt("a", 3, None, NOW_S - 7200, None).json("a", "lock", {"job": "73", "beat_unix_s": NOW_S - 5})
+    figure = figure_of(summarise(tmp_path, [expected("a")], NOW_S), "restarts.svg")
+    assert any(text.startswith("3 attempts, 1 failed") for text in shown(figure))
+    assert {text.get_text() for text in figure.texts} >= {"saved, to be run again", "failed", "running"}
+    (ax,) = figure.axes
+    starts = [path.vertices[:, 0].min() for bars in ax.collections[::2] for path in bars.get_paths()]
+    assert sorted(starts) == pytest.approx([0, 5, 8]), "hours since the first start"
+
+
+@pytest.mark.usefixtures("styled")
+def test_of_many_runs_the_time_line_shows_those_that_lost_most(tmp_path: Path) -> None:
+    tree, sheet = Tree(tmp_path), []
+    for number in range(40):
+        one = expected(f"run{number:02}")
+        tree.finished(one, [record(10, 1.0)])
+        if number < 30:
+            tree.attempt(one.run, 1, "failed", NOW_S - 90000, 1.0 + number / 10)
+            tree.attempt(one.run, 2, "finished", NOW_S - 7200, 1.0)
+        sheet.append(one)
+    top, rows = figure_of(summarise(tmp_path, sheet, NOW_S), "restarts.svg").axes
+    assert top.get_title(loc="left") == "attempts at a time"
+    assert "at most 40" in {text.get_text() for text in top.texts}
+    names = {label.get_text() for label in rows.get_yticklabels()}
+    assert names == {f"run{number:02}" for number in range(5, 30)}
+
+
+@pytest.mark.usefixtures("styled")
+def test_more_recipes_than_a_page_holds_are_left_to_the_tables(tmp_path: Path) -> None:
+    tree, sheet = Tree(tmp_path), []
+    for number in range(12):
+        for run in range(1 + (number < 8)):
+            one = expected(f"run{number}-{run}", f"recipe{number:02}")
+            tree.finished(one, [record(10, 1.0, memory_mb=100.0)])
+            sheet.append(one)
+    tables = summarise(tmp_path, sheet, NOW_S)
+    for name in ("loss_over_steps.svg", "throughput_over_world_size.svg", "memory.svg"):
+        figure = figure_of(tables, name)
+        assert [ax.get_title(loc="left") for ax in figure.axes] == [
+            f"recipe{number:02} (2 runs)" for number in range(8)
+        ]
+        assert "4 more recipes" in figure.texts[1].get_text()

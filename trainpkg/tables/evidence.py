@@ -85,7 +85,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def failures_table(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
     """The attempts that failed or restarted in place, and failed runs of which no attempt says why; in table order."""
-    status = runs.set_index("run")["status"]
+    status = pd.Series(runs["status"].to_numpy(dtype=object), index=runs["run"].to_numpy(dtype=object))
     going_on = attempts["verdict"].isna() & attempts["run"].map(status).eq("running")
     well = attempts["verdict"].isin(["finished", "again"]) | going_on
     bad = attempts.loc[attempts["num_failures"].gt(0).fillna(False) | ~well, list(FAILURE_COLUMNS)]

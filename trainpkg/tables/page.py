@@ -38,23 +38,26 @@ def page(title: str, explanation: str, table: pd.DataFrame, all_in: str) -> byte
 
 def _filled(title: str, explanation: str, table: pd.DataFrame) -> bytes:
     columns = [[str(name), *_column(table[name])] for name in table.columns]
-    packed = zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)
+    packed = zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 6)
     template = Template(TEMPLATE.read_text())
     return template.substitute(
         title=html.escape(title), explanation=html.escape(explanation), data=base64.b64encode(packed).decode()
     ).encode()
 
 
-def _column(column: pd.Series[Any]) -> tuple[str, list[Any]]:
-    """Its kind for sorting, and values that JSON has: null for a gap, and for what is no number among numbers."""
+def _column(column: pd.Series[Any]) -> tuple[str, list[Any], list[str]]:
+    """Its kind; numbers, null for a gap; or of text the places in the list of all words, -1 for a gap."""
     if not column.dtype.name.lower().startswith(NUMERIC_TYPES):
-        return "text", [None if pd.isna(value) else str(value) for value in column]
+        codes, words = pd.factorize(column.to_numpy(dtype=object, na_value=np.nan))
+        return "text", codes.tolist(), [str(word) for word in words]
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    known = np.isfinite(values) & (values != 0)
-    # Digits beyond these are noise to a reader and do not compress.
-    scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.abs(values, where=known, out=np.ones_like(values)))))
-    rounded = np.where(known & (values % 1 != 0), np.round(values * scale) / scale, values)
-    return "number", [
-        None if value != value or abs(value) == np.inf else int(value) if value == int(value) else value
-        for value in rounded.tolist()
-    ]
+    finite = np.isfinite(values)
+    if (values[finite] % 1 == 0).all():
+        found = np.where(finite, values, 0).astype(np.int64).astype(object)
+    else:
+        # Digits beyond these are noise to a reader and do not compress.
+        size = np.abs(np.where(finite & (values != 0), values, 1))
+        scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(size)))
+        found = (np.round(values * scale) / scale).astype(object)
+    found[~finite] = None
+    return "number", found.tolist(), []

@@ -37,6 +37,10 @@ def figures(
     runs: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame, attempts: pd.DataFrame
 ) -> dict[str, Callable[[], Figure]]:
     """File name -> what makes the figure; to be called within `canvas.style()`."""
+    # Texts that are compared run by run: pandas hands out Arrow's one at a time.
+    runs, evaluations, attempts = (
+        table.astype(dict.fromkeys(_names(table), object)) for table in (runs, evaluations, attempts)
+    )
     records = Records(runs, steps)
     return {
         "loss_over_steps.svg": lambda: loss_over_steps(records),
@@ -49,3 +53,7 @@ def figures(
         "memory.svg": lambda: memory(runs),
         "restarts.svg": lambda: restarts(runs, attempts),
     }
+
+
+def _names(table: pd.DataFrame) -> list[str]:
+    return [name for name in ("run", "recipe", "status", "source", "verdict") if name in table]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from trainpkg.tables.plots import lines
 from trainpkg.tables.plots.canvas import MAX_LINES
 from trainpkg.tables.plots.lines import Panel, Units
-from trainpkg.tables.plots.series import Array, Curve, blocks, curves, numbers
-from trainpkg.tables.plots.variants import variants
+from trainpkg.tables.plots.series import Array, Curves, Rows, blocks, curves, numbers
+from trainpkg.tables.plots.variants import Variants, variants
 
 TIME: Units = ((3 * 3600.0, 3600.0, "hours"), (5 * 60.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 AMOUNT: Units = ((1e9, 1e9, "billions"), (1e6, 1e6, "millions"), (1e4, 1e3, "thousands"))
@@ -30,26 +30,26 @@ class Records:
     columns: dict[str, Array] = field(default_factory=dict)
 
     @cached_property
-    def where(self) -> dict[str, slice]:
-        return blocks(self.steps)
+    def where(self) -> tuple[Rows, Rows]:
+        return blocks(self.steps, self.runs)
 
     @cached_property
-    def variants(self) -> dict[str, str]:
+    def variants(self) -> Variants:
         return variants(self.runs)
 
     @cached_property
     def with_tokens(self) -> set[str]:
         """Recipes whose records count tokens."""
-        known = np.isfinite(self.column("tokens"))
-        have = {run for run, rows in self.where.items() if known[rows].any()}
-        return set(self.runs.loc[self.runs["run"].isin(have), "recipe"])
+        known = np.concatenate([[0], np.cumsum(np.isfinite(self.column("tokens")))])
+        starts, stops = self.where
+        return set(self.runs["recipe"][known[stops] > known[starts]])
 
     def column(self, name: str) -> Array:
         if name not in self.columns:
             self.columns[name] = numbers(self.steps[name])
         return self.columns[name]
 
-    def curves(self, x: Array, y: Array) -> dict[str, list[Curve]]:
+    def curves(self, x: Array, y: Array) -> dict[str, Curves]:
         return curves(self.runs, self.where, x, y, self.variants)
 
 
@@ -63,7 +63,9 @@ def loss_over_time(records: Records) -> Figure:
 
 def _loss(records: Records, over: str, x_label: str, heading: str, units: Units) -> Figure:
     found = records.curves(records.column(over), records.column("loss"))
-    panels = {recipe: Panel(its, x_label, "training loss", _end, units=units) for recipe, its in found.items()}
+    panels = {
+        recipe: Panel(its, records.variants, x_label, "training loss", units=units) for recipe, its in found.items()
+    }
     return lines.figure(heading, EACH_RECORD, panels, x_label, "training loss")
 
 
@@ -71,12 +73,10 @@ def loss_over_data(records: Records) -> Figure:
     """Over tokens where the recipe counts them, else over samples."""
     tokens, samples = records.column("tokens"), records.column("samples")
     found = records.curves(np.where(np.isfinite(tokens), tokens, samples), records.column("loss"))
-    panels = {
-        recipe: Panel(
-            its, "tokens" if recipe in records.with_tokens else "samples", "training loss", _end, units=AMOUNT
-        )
-        for recipe, its in found.items()
-    }
+    panels = {}
+    for recipe, its in found.items():
+        counted = "tokens" if recipe in records.with_tokens else "samples"
+        panels[recipe] = Panel(its, records.variants, counted, "training loss", units=AMOUNT)
     return lines.figure("Training loss over tokens or samples", EACH_RECORD, panels, "tokens", "training loss")
 
 
@@ -87,7 +87,10 @@ def throughput_over_steps(records: Records) -> Figure:
     panels = {}
     for recipe, its in found.items():
         label = "tokens per second" if recipe in records.with_tokens else "samples per second"
-        panels[recipe] = Panel(its, "optimizer step", label, _typical, ("slowest", "fastest"), True, from_zero=True)
+        words = ("slowest", "fastest")
+        panels[recipe] = Panel(
+            its, records.variants, "optimizer step", label, Curves.means, words, high_is_good=True, from_zero=True
+        )
     explanation = "Over all ranks, since the record before. A dip is a wait: for data, a checkpoint, a slow node."
     return lines.figure("Throughput over steps", explanation, panels, "optimizer step", "samples per second")
 
@@ -98,23 +101,20 @@ def evaluation_over_steps(records: Records, evaluations: pd.DataFrame) -> Figure
     during = evaluations[evaluations["source"] == "train"]
     # Where nothing was evaluated during the training, the exact evaluation is all there is.
     table = pd.concat([during, exact[~exact["run"].isin(set(during["run"]))]], ignore_index=True)
-    where, step = blocks(table), numbers(table["step"])
+    where, step = blocks(table, records.runs), numbers(table["step"])
     panels = {}
     for recipe, (metric, mode) in judged_by(records.runs).items():
         column = f"eval_{metric}"
-        if column not in table:
+        its = curves(records.runs, where, step, numbers(table[column]), records.variants) if column in table else {}
+        if recipe not in its:
             continue
-        its_runs = records.runs[records.runs["recipe"] == recipe]
-        its = curves(its_runs, where, step, numbers(table[column]), records.variants).get(recipe, [])
-        if its:
-            if len(its) <= MAX_LINES:
-                marks = _points(exact[exact["run"].isin({curve.run for curve in its})], column)
-                its = [replace(curve, mark=marks.get(curve.run)) for curve in its]
-            its_best_is_high = mode == "max"
-            words = ("worst", "best") if its_best_is_high else ("best", "worst")
-            panels[recipe] = Panel(
-                its, "optimizer step", f"{metric} ({better(mode)} is better)", _end, words, its_best_is_high
-            )
+        y_label, high = f"{metric} ({better(mode)} is better)", mode == "max"
+        words = ("worst", "best") if high else ("best", "worst")
+        few = len(its[recipe]) <= MAX_LINES
+        marks = _points(exact[exact["run"].isin(set(its[recipe].runs))], column) if few else {}
+        panels[recipe] = Panel(
+            its[recipe], records.variants, "optimizer step", y_label, words=words, high_is_good=high, marks=marks
+        )
     explanation = "Lines: evaluations during the training. Diamonds: the exact evaluation of the chosen checkpoint."
     return lines.figure("Evaluation over steps", explanation, panels, "optimizer step", "metric")
 
@@ -137,12 +137,3 @@ def judged_by(runs: pd.DataFrame) -> Mapping[str, tuple[str, str]]:
 
 def better(mode: str) -> str:
     return "lower" if mode == "min" else "higher"
-
-
-def _end(curve: Curve) -> float:
-    # One record is noise.
-    return float(np.median(curve.y[-3:]))
-
-
-def _typical(curve: Curve) -> float:
-    return float(np.median(curve.y))

@@ -6,15 +6,18 @@ Values of different tasks cannot be compared, so recipes never share a panel.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trainpkg.tables.plots import canvas
 from trainpkg.tables.plots.canvas import COLOURS, DASHES, MAX_LINES, End
-from trainpkg.tables.plots.series import Curve, scaled, spread
+from trainpkg.tables.plots.series import Array, Curve, Curves, spread
+from trainpkg.tables.plots.variants import Variants
 
 # Pale enough to lie under lines, dark enough for a poor printer.
 BAND = "#BFDDEE"
@@ -28,14 +31,17 @@ Units = Sequence[tuple[float, float, str]]
 class Panel:
     """What one recipe shows. `rank` orders curves for the extremes, whose words are (of the lowest, of the highest)."""
 
-    curves: Sequence[Curve]
+    curves: Curves
+    variants: Variants
     x_label: str
     y_label: str
-    rank: Callable[[Curve], float]
+    rank: Callable[[Curves], Array] = Curves.ends
     words: tuple[str, str] = ("lowest", "highest")
     high_is_good: bool = False
     units: Units = ()
     from_zero: bool = False
+    marks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Points beside the line of a run, such as its exact evaluation; shown where runs are lines of their own."""
 
 
 def figure(heading: str, explanation: str, panels: Mapping[str, Panel], x_label: str, y_label: str) -> Figure:
@@ -58,24 +64,21 @@ def counted(number: int, noun: str) -> str:
 
 def _draw(ax: Axes, panel: Panel) -> tuple[list[End], str]:
     """Ends of the lines, and what has to be said of how they came about."""
-    largest = max(float(curve.x.max()) for curve in panel.curves)
+    largest = float(panel.curves.x.max())
     factor, unit = next(((by, word) for least, by, word in panel.units if largest >= least), (1.0, ""))
-    curves = [scaled(curve, factor) for curve in panel.curves]
+    curves = panel.curves.scaled(factor)
     ax.set(xlabel=f"{panel.x_label} ({unit})" if unit else panel.x_label, ylabel=panel.y_label)
-    low, high = min(float(curve.y.min()) for curve in curves), max(float(curve.y.max()) for curve in curves)
+    low, high = float(curves.y.min()), float(curves.y.max())
     if panel.from_zero:
         ax.set_ylim(0, 1.08 * high)
     elif 0 < 10 * low < high:
         canvas.plain_log(ax, low, high)
     if len(curves) <= MAX_LINES:
-        return _lines(ax, curves), ""
-    groups: dict[str, list[Curve]] = {}
-    for curve in curves:
-        groups.setdefault(curve.variant, []).append(curve)
-    if len(groups) <= MAX_LINES:
-        return _bands(
-            ax, groups
-        ), "Bands: from the lowest to the highest of runs that differ in their seed alone; lines: their median."
+        return _lines(ax, curves, panel.marks), ""
+    if len(np.unique(curves.variants)) <= MAX_LINES:
+        return _bands(ax, curves, panel.variants), (
+            "Bands: from the lowest to the highest of runs that differ in their seed alone; lines: their median."
+        )
     return _quantiles(ax, curves, panel), (
         f"Of more than {MAX_LINES} runs: the median and the middle 80 %, as far as half of them got, and the extremes."
     )
@@ -85,30 +88,36 @@ def _plot(ax: Axes, curve: Curve, colour: str, dash: object, width: float) -> En
     # A single record is no line.
     marker = "o" if len(curve.x) == 1 else ""
     ax.plot(curve.x, curve.y, color=colour, linestyle=dash, linewidth=width, marker=marker, markersize=3)
-    if curve.mark is not None:
-        ax.plot(*curve.mark, "D", color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.5, zorder=3)
     return End(float(curve.x[-1]), float(curve.y[-1]), curve.label, colour, dash)
 
 
-def _lines(ax: Axes, curves: Sequence[Curve]) -> list[End]:
-    return [_plot(ax, curve, COLOURS[index], DASHES[index % len(DASHES)], 1.4) for index, curve in enumerate(curves)]
+def _lines(ax: Axes, curves: Curves, marks: Mapping[str, tuple[float, float]]) -> list[End]:
+    ends = []
+    for index, run in enumerate(curves.runs):
+        colour = COLOURS[index]
+        ends.append(_plot(ax, curves.curve(index), colour, DASHES[index % len(DASHES)], 1.4))
+        if run in marks:
+            edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+            ax.plot(*marks[run], "D", color=colour, markersize=4, zorder=3, **edge)
+    return ends
 
 
-def _bands(ax: Axes, groups: Mapping[str, Sequence[Curve]]) -> list[End]:
+def _bands(ax: Axes, curves: Curves, variants: Variants) -> list[End]:
     """Per group of seeds the median and the whole range."""
     ends = []
-    for index, (variant, curves) in enumerate(groups.items()):
+    for index, code in enumerate(pd.unique(curves.variants)):
         colour, dash = COLOURS[index], DASHES[index % len(DASHES)]
-        its = spread(curves, 0, 1)
+        group = curves.take(np.flatnonzero(curves.variants == code))
+        its = spread(group, (0, 1))
         ax.fill_between(its.x, its.low, its.high, color=colour, alpha=0.18, linewidth=0)
         ax.plot(its.x, its.median, color=colour, linestyle=dash)
-        text = f"{variant} ({counted(len(curves), 'seed')})"
+        text = f"{variants.text(int(code))} ({counted(len(group), 'seed')})"
         ends.append(End(float(its.x[-1]), float(its.median[-1]), text, colour, dash))
     return ends
 
 
-def _quantiles(ax: Axes, curves: Sequence[Curve], panel: Panel) -> list[End]:
-    its = spread(curves, 0.1, 0.9)
+def _quantiles(ax: Axes, curves: Curves, panel: Panel) -> list[End]:
+    its = spread(curves, (0.1, 0.9))
     ax.fill_between(its.x, its.low, its.high, color=BAND, linewidth=0)
     ax.plot(its.x, its.median, color=COLOURS[0], linewidth=1.8)
     at = float(its.x[-1])
@@ -118,16 +127,13 @@ def _quantiles(ax: Axes, curves: Sequence[Curve], panel: Panel) -> list[End]:
         End(at, float(its.low[-1]), "10 % are below", BAND),
     ]
     # A run that died early has a high loss for that reason alone.
-    candidates = [curve for curve in curves if curve.finished] or curves
-    ranks = np.array([panel.rank(curve) for curve in candidates])
+    finished = np.flatnonzero(curves.statuses == "finished")
+    candidates = finished if len(finished) else np.arange(len(curves))
+    ranks = panel.rank(curves)[candidates]
     looks = ((GOOD, DASHES[1]), (BAD, DASHES[2]))
-    for word, index, look in zip(
-        panel.words,
-        (int(ranks.argmin()), int(ranks.argmax())),
-        looks[::-1] if panel.high_is_good else looks,
-        strict=True,
+    for word, place, (colour, dash) in zip(
+        panel.words, (ranks.argmin(), ranks.argmax()), looks[::-1] if panel.high_is_good else looks, strict=True
     ):
-        colour, dash = look
-        end = _plot(ax, candidates[index], colour, dash, 1.0)
+        end = _plot(ax, curves.curve(int(candidates[place])), colour, dash, 1.0)
         ends.append(End(end.x, end.y, f"{word}: {end.text}", colour, dash))
     return ends

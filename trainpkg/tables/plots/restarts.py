@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from trainpkg.tables.plots import canvas
@@ -98,6 +99,8 @@ def _most_eventful(its: pd.DataFrame) -> list[str]:
         start=("start", "min"), lost=("hours_lost", "sum"), attempts=("attempt", "size")
     )
     if len(per_run) > MAX_ROWS:
+        eventful = per_run[per_run["lost"].gt(0) | per_run["attempts"].gt(1)]
+        per_run = eventful if len(eventful) else per_run
         per_run = per_run.sort_values(["lost", "attempts"], ascending=False, kind="stable").head(MAX_ROWS)
     return list(per_run.sort_values("start", kind="stable").index)
 
@@ -107,17 +110,17 @@ def _rows(ax: Axes, its: pd.DataFrame, shown: Sequence[str]) -> list[End]:
     height = {run: len(shown) - 1 - index for index, run in enumerate(shown)}
     for key, ending in ENDINGS.items():
         part = its[its["ending"] == key]
-        ax.barh(
-            [height[run] for run in part["run"]], part["end"] - part["start"], left=part["start"], height=0.62,
-            color=ending.colour, hatch=ending.hatch, edgecolor="white" if ending.hatch else ending.colour, linewidth=0,
-        )  # fmt: skip
+        y = part["run"].map(height).to_numpy(dtype=np.float64)
+        corners = [(part[side].to_numpy(), y + rise) for side, rise in
+                   (("start", -0.31), ("end", -0.31), ("end", 0.31), ("start", 0.31))]  # fmt: skip
+        bars = list(np.stack([np.column_stack(corner) for corner in corners], axis=1))
+        edge = "white" if ending.hatch else ending.colour
+        ax.add_collection(
+            PolyCollection(bars, facecolor=ending.colour, hatch=ending.hatch, edgecolor=edge, linewidth=0)
+        )
         # A bar shorter than a line is wide would vanish.
         outline = INK if key == "running" else ending.colour
-        for run, start, end in zip(part["run"], part["start"], part["end"], strict=True):
-            y = height[run]
-            ax.plot(
-                [start, end, end, start, start], np.array([-1, -1, 1, 1, -1]) * 0.31 + y, color=outline, linewidth=0.6
-            )
+        ax.add_collection(PolyCollection(bars, facecolor="none", edgecolor=outline, linewidth=0.6))
     return [_said(its[its["run"] == run], height[run]) for run in shown]
 
 

@@ -128,9 +128,17 @@ def _panel(ax: Axes, parameter: Parameter, y: Array, runs: Sequence[str], mode: 
     without = np.isnan(y) & np.isfinite(parameter.x)
     if without.any():
         edge = ax.get_ylim()[1 if mode == "min" else 0]
-        ax.plot(parameter.x[without], np.full(without.sum(), edge), "x", color=BAD, markersize=5, clip_on=False)
+        places = _apart(ax, parameter.x[without])
+        ax.plot(places, np.full(len(places), edge), "x", color=BAD, markersize=5, clip_on=False)
         ends.append(End(float(parameter.x[without].max()), edge, f"{without.sum()} without a metric", BAD, None, "x"))
     return ends
+
+
+def _apart(ax: Axes, values: Array) -> Array:
+    """Of values that would be drawn on top of each other, one."""
+    places = ax.transData.transform(np.column_stack([values, np.full(len(values), ax.get_ylim()[0])]))[:, 0]
+    _, first = np.unique((places / 2).round(), return_index=True)
+    return values[first]
 
 
 def _x_axis(ax: Axes, parameter: Parameter) -> None:
@@ -143,6 +151,7 @@ def _x_axis(ax: Axes, parameter: Parameter) -> None:
     values = np.unique(known)
     if parameter.is_log:
         ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(canvas.PLAIN)
         pad = (values[-1] / values[0]) ** 0.06
         ax.set_xlim(values[0] / pad, values[-1] * pad)
         ax.xaxis.set_minor_locator(NullLocator())
