@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import yaml
+from snakemake.common import overwrite_function_params
 from snakemake.exceptions import WorkflowError
 from snakemake.resources import Resource, Resources
 from trainpkg import sheet
@@ -253,4 +254,4 @@ EVERY_JOB |= {"slurm_account": account} if said("account") else {}
 EVERY_JOB |= {"qos": qos} if said("qos") else {}
 EVERY_JOB |= {"constraint": constraint} if said("constraint") else {}
 for function in [Resource.evaluate, nodes, nodes_to_evaluate, *filter(callable, EVERY_JOB.values())]:
-    function.__signature__ = inspect.signature(function)
+    overwrite_function_params(function, inspect.signature(function).parameters)
