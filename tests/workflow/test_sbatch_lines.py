@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -114,6 +115,45 @@ def test_small_runs_share_jobs_in_sequence(small_runs: Path, fake_slurm: Path) -
     if os.environ.get("TRAINPKG_GOLDEN") == "write":
         SHARED.write_text(text)
     assert text == SHARED.read_text(), f"where the new lines are right: {REPAIR}"
+
+
+SCRIPT = """\
+import pathlib, sys, time
+began = time.time()
+time.sleep(0.5)
+pathlib.Path(sys.argv[1]).write_text(f"{began} {time.time()}")
+sys.exit(sys.argv[1] == "bad")
+"""
+OWN = """\
+entry: {script: own.py, args: [SHAPE]}
+launch: {device: cpu, where: local, max_restarts: 0}
+slurm: {runs_per_job: 3}
+"""
+
+
+def test_a_run_that_fails_does_not_keep_those_that_share_its_job_from_being_trained(
+    sheet: Path, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What sbatch was given, run here, without a Slurm: the same two Snakemakes and `launch`."""
+    monkeypatch.chdir(sheet)
+    Path("own.py").write_text(SCRIPT)
+    for name in ("bad", "good", "fine"):
+        Path(f"config/recipes/{name}.yaml").write_text(OWN.replace("SHAPE", name))
+    Path("config/runs.tsv").write_text("run\trecipe\nbad\tbad\ngood\tgood\nfine\tfine\n")
+    present_smoke_results(sheet)
+    train_lines(sheet, fake_slurm, "--executor", "slurm", "--profile", "cluster", num_jobs=1)
+    [job] = fake_slurm.glob("job-*")
+    [wrap] = re.findall(r"^--wrap=(.*)$", job.read_text(), re.M)
+    subprocess.run([*SNAKEMAKE, "--unlock"], check=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", wrap],
+        env={**os.environ, "SLURM_JOB_ID": "4242"}, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert sorted(path.parent.name for path in Path("results/runs").glob("*/train.json")) == ["fine", "good"], said
+    spans = sorted(tuple(map(float, Path(name).read_text().split())) for name in ("bad", "good", "fine"))
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans)), "one after the other"
 
 
 def test_a_profile_in_which_they_would_not_is_refused(small_runs: Path, fake_slurm: Path) -> None:

@@ -35,10 +35,6 @@ def config_arguments():
 CONFIG_ARGUMENTS = config_arguments()
 STAGES = ("train", "evaluate")
 
-# The runs that share a job are Snakemake's own there: one that fails does not keep the others from being tried.
-if workflow.remote_exec:
-    workflow.execution_settings.keep_going = True
-
 
 def run_of(wildcards, attempt=1):
     """The run that a job is for; a smoke test takes the first run of its topology.
@@ -66,7 +62,20 @@ def chosen_weights(wildcards):
     return [evaluate.checkpoint, evaluate.weights]
 
 
+def go_on_after_a_failure():
+    """In a Slurm job that runs share, one that fails does not keep the others from being tried. Snakemake tells its jobs
+    nothing of --keep-going, and has its settings only once inputs are asked for."""
+    if workflow.remote_exec:
+        workflow.execution_settings.keep_going = True
+
+
+def trained(wildcards):
+    go_on_after_a_failure()
+    return f"{RESULTS}/runs/{wildcards.run}/train.json"
+
+
 def smoke_result(wildcards):
+    go_on_after_a_failure()
     return f"{RESULTS}/smoke/{sheet.topology(run_of(wildcards))}.json"
 
 
@@ -84,7 +93,7 @@ def all_results(wildcards):
 def shared_jobs():
     """What runs share Slurm jobs, after a look at the profile: without its lines such a job would ask for the nodes of
     all its runs at once, or hold one run."""
-    found = SHEET.shared_jobs()
+    found = {} if workflow.remote_exec else SHEET.shared_jobs()  # in the job itself they are jobs of their own
     sequence = "machine" in workflow.global_resources.keys() and workflow.resource_scopes.is_local("machine")
     together = workflow.group_settings.group_components.get("shared", 1) > 1
     if found and workflow.non_local_exec and not (sequence and together):

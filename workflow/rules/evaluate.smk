@@ -3,7 +3,7 @@
 
 rule evaluate:
     input:
-        f"{RESULTS}/runs/{{run}}/train.json",
+        trained,
     output:
         f"{RESULTS}/runs/{{run}}/evaluation.json",
     log:
