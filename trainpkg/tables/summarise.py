@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainpkg.tables import cache, report
@@ -42,22 +43,40 @@ def main(args: argparse.Namespace) -> int:
     out = results_dir if args.out is None else Path(args.out)
     cached = cache.load(out / "tables")
     expected = expected_runs(loaded, config, cached)
-    tables = write_tables(results_dir, expected, time.time(), out / "tables", cached)
-    publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
-    publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
+
+    def show(tables: Tables) -> None:
+        publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
+        publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
+
+    tables = write_tables(results_dir, expected, time.time(), out / "tables", cached, show)
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0
 
 
 def write_tables(
-    results_dir: Path, expected: Sequence[Expected], now_s: float, tables_dir: Path, cached: Batch | None
+    results_dir: Path,
+    expected: Sequence[Expected],
+    now_s: float,
+    tables_dir: Path,
+    cached: Batch | None,
+    meanwhile: Callable[[Tables], None] = lambda _: None,
 ) -> Tables:
-    """Write all tables; read only what has changed since those were written that `cached` stands for."""
+    """Write all tables; read only what has changed since those were written that `cached` stands for.
+
+    `meanwhile` gets the tables while they are written: Arrow writes without Python's lock, on a second processor.
+    """
     batch = gather(results_dir, expected, now_s, cached)
     tables = assemble(batch)
-    publish(tables_dir, render(tables))
-    publish(tables_dir, [(cache.NAME, cache.content(tables_dir, batch))])
+
+    def write() -> None:
+        publish(tables_dir, render(tables))
+        publish(tables_dir, [(cache.NAME, cache.content(tables_dir, batch))])
+
+    with ThreadPoolExecutor(1) as beside:
+        written = beside.submit(write)
+        meanwhile(tables)
+        written.result()
     return tables
 
 

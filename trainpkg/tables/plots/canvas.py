@@ -182,18 +182,16 @@ def label_ends(ax: Axes, ends: Sequence[End], panel_height: float) -> None:
     ax.set_ylim(ax.get_ylim())
     ax.set_xlim(ax.get_xlim())
     to_axes = ax.transData + ax.transAxes.inverted()
-    heights = [float(to_axes.transform((end.x, end.y))[1]) for end in ends]
+    places = [tuple(map(float, to_axes.transform((end.x, end.y)))) for end in ends]
     gap = 11 / 72 / panel_height
-    for end, height in zip(ends, spread(heights, gap), strict=True):
+    heights = spread([y for _, y in places], gap)
+    for end, (x, y), height in zip(ends, places, heights, strict=True):
         text: dict[str, Any] = {"transform": ax.transAxes, "va": "center_baseline"}
         if end.bare:
             ax.text(SAMPLE[0], height, shortened(end.text, MAX_LABEL), **text)
             continue
-        leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.7, "linestyle": (0, (1, 2)), "shrinkA": 0}
-        ax.annotate(
-            "", xy=(end.x, end.y), xytext=(SAMPLE[0], height), textcoords="axes fraction", annotation_clip=False,
-            arrowprops={**leader, "shrinkB": 1},
-        )  # fmt: skip
+        leader: dict[str, Any] = {"color": end.colour, "linewidth": 0.7, "linestyle": (0, (1, 2)), "clip_on": False}
+        ax.add_artist(Line2D((x, SAMPLE[0]), (y, height), transform=ax.transAxes, zorder=3, **leader))
         sample = Line2D(SAMPLE, (height, height), color=end.colour, transform=ax.transAxes, clip_on=False)
         if end.dash is None:
             sample.set(xdata=[np.mean(SAMPLE)], ydata=[height], linestyle="none", marker=end.marker, markersize=4)
