@@ -40,15 +40,11 @@ class Browser:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
 
-        def at_3_and_4() -> None:
-            # Both are above 4 already, or one would be overwritten before it is copied.
-            os.dup2(theirs_in, 3)
-            os.dup2(theirs_out, 4)
-
-        theirs_in, theirs_out = (_above_4(end) for end in (theirs_in, theirs_out))
+        # It listens at 3 and speaks at 4.
+        ends = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            [PROGRAM, *OPTIONS, f"--user-data-dir={self._home}", "about:blank"],
-            preexec_fn=at_3_and_4, pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["bash", "-c", ends, "bash", PROGRAM, *OPTIONS, f"--user-data-dir={self._home}", "about:blank"],
+            pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
@@ -141,11 +137,3 @@ class Browser:
             self._rest += part
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)
-
-
-def _above_4(end: int) -> int:
-    if end > 4:
-        return end
-    copy = _above_4(os.dup(end))
-    os.close(end)
-    return copy
