@@ -122,12 +122,12 @@ import pathlib, sys, time
 began = time.time()
 time.sleep(0.5)
 pathlib.Path(sys.argv[1]).write_text(f"{began} {time.time()}")
-sys.exit(sys.argv[1] == "bad")
+sys.exit(sys.argv[1] in ("bad", "worse"))
 """
 OWN = """\
 entry: {script: own.py, args: [SHAPE]}
 launch: {device: cpu, where: local, max_restarts: 0}
-slurm: {runs_per_job: 3}
+slurm: {runs_per_job: 4}
 """
 
 
@@ -137,9 +137,10 @@ def test_a_run_that_fails_does_not_keep_those_that_share_its_job_from_being_trai
     """What sbatch was given, run here, without a Slurm: the same two Snakemakes and `launch`."""
     monkeypatch.chdir(sheet)
     Path("own.py").write_text(SCRIPT)
-    for name in ("bad", "good", "fine"):
+    names = ("bad", "good", "fine", "worse")  # in the sheet's order or its reverse, one that fails comes first
+    for name in names:
         Path(f"config/recipes/{name}.yaml").write_text(OWN.replace("SHAPE", name))
-    Path("config/runs.tsv").write_text("run\trecipe\nbad\tbad\ngood\tgood\nfine\tfine\n")
+    Path("config/runs.tsv").write_text("run\trecipe\n" + "".join(f"{name}\t{name}\n" for name in names))
     present_smoke_results(sheet)
     train_lines(sheet, fake_slurm, "--executor", "slurm", "--profile", "cluster", num_jobs=1)
     [job] = fake_slurm.glob("job-*")
@@ -152,7 +153,7 @@ def test_a_run_that_fails_does_not_keep_those_that_share_its_job_from_being_trai
     said = done.stdout + done.stderr
     assert done.returncode != 0, said
     assert sorted(path.parent.name for path in Path("results/runs").glob("*/train.json")) == ["fine", "good"], said
-    spans = sorted(tuple(map(float, Path(name).read_text().split())) for name in ("bad", "good", "fine"))
+    spans = sorted(tuple(map(float, Path(name).read_text().split())) for name in names)
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans)), "one after the other"
 
 
