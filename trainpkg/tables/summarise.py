@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trainpkg.tables import cache, report
+from trainpkg.tables import accounting, cache, report
 from trainpkg.tables.assemble import Tables, assemble
 from trainpkg.tables.batch import Batch
 from trainpkg.tables.collect import Expected
@@ -48,7 +48,8 @@ def main(args: argparse.Namespace) -> int:
         publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
         publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
 
-    tables = write_tables(results_dir, expected, time.time(), out / "tables", cached, show)
+    now_s, ask = time.time(), accounting.ask_sacct
+    tables = write_tables(results_dir, expected, now_s, out / "tables", cached, ask=ask, meanwhile=show)
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0
@@ -60,13 +61,16 @@ def write_tables(
     now_s: float,
     tables_dir: Path,
     cached: Batch | None,
+    *,
+    ask: accounting.Ask = lambda job_ids: "",
     meanwhile: Callable[[Tables], None] = lambda _: None,
 ) -> Tables:
     """Write all tables; read only what has changed since those were written that `cached` stands for.
 
-    `meanwhile` gets the tables while they are written: Arrow writes without Python's lock, on a second processor.
+    `ask` says what Slurm's accounting knows of jobs. `meanwhile` gets the tables while they are written: Arrow writes
+    without Python's lock, on a second processor.
     """
-    batch = gather(results_dir, expected, now_s, cached)
+    batch = accounting.joined(gather(results_dir, expected, now_s, cached), ask)
     tables = assemble(batch)
 
     def write() -> None:
