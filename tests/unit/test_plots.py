@@ -351,3 +351,19 @@ def test_more_recipes_than_a_page_holds_are_left_to_the_tables(tmp_path: Path) -
             f"recipe{number:02} (2 runs)" for number in range(8)
         ]
         assert "4 more recipes" in figure.texts[1].get_text()
+
+
+def test_numbers_that_no_axis_can_hold_are_left_out(tmp_path: Path) -> None:
+    """Damaged files and losses that diverged to the end of the floating point numbers: every plot is drawn."""
+    tree = Tree(tmp_path)
+    huge = [record(10, 1e308, time_s=1e300, samples_per_second=1e308), record(20, 1e-308, memory_mb=1e300)]
+    best = {"metric": "accuracy", "mode": "max", "value": 1e308, "step": 40}
+    tree.finished(expected("huge", optim__lr=1e308), huge, best=best, memory_mb=1e308)
+    tree.attempt("huge", 2, "failed", 1e20, 1.0).attempt("huge", 3, "failed", NOW_S, 1e300)
+    tree.attempt("huge", 4, "failed", NOW_S, -5.0)
+    tree.finished(expected("good"), [record(10, 2.0), record(20, 1.0)])
+    tables = summarise(tmp_path, [expected("huge", optim__lr=1e308), expected("good")], NOW_S)
+    made = drawn(tables)
+    assert "huge (not finite)" in words(made["loss_over_steps.svg"])
+    assert "good" in words(made["loss_over_steps.svg"])
+    assert "3 attempts, 2 failed" in "\n".join(words(made["restarts.svg"]))

@@ -25,7 +25,7 @@ def pages(tables: Tables, smoke: pd.DataFrame) -> dict[str, bytes]:
     failures = failures_table(runs, attempts)
     return {
         "runs.html": page(
-            "Runs", "One row per run, with the config keys that differ. Units stand in the names of columns.",
+            "Runs", "One row per run, with config keys that differ within a recipe. Units stand in columns' names.",
             runs[_compared(runs)], "runs.csv",
         ),
         "seeds.html": page(
@@ -57,8 +57,10 @@ def _none(table: pd.DataFrame, sentence: str) -> str:
 def _compared(runs: pd.DataFrame) -> list[str]:
     evaluated = [name for name in runs.columns if name.startswith("eval_") and name not in ("eval_source", "eval_step")]
     # Recipes differ in all kinds of keys: a row is told apart by those that differ within its own.
-    within = dict.fromkeys(key for _, its in runs.groupby("recipe", sort=False) for key in varied(its))
-    keys = [*list(within)[:MAX_KEYS], *(["seed"] if "seed" in runs and runs["seed"].nunique() > 1 else [])]
+    anywhere = varied(runs)
+    by_recipe = runs.groupby("recipe")
+    within = [key for key in anywhere if by_recipe[key].nunique(dropna=False).gt(1).any()]
+    keys = [*within[:MAX_KEYS], *(["seed"] if "seed" in runs and runs["seed"].nunique() > 1 else [])]
     names = ["run", "recipe", "status", *keys]
     for name in COMPARED:
         names += evaluated if name == "EVALUATED" else [name]

@@ -65,6 +65,10 @@ class End:
     marker: str = "o"
     bare: bool = False
 
+    @property
+    def label(self) -> str:
+        return shortened(self.text, 2 * MAX_LABEL if self.bare else MAX_LABEL)
+
 
 @contextmanager
 def style() -> Iterator[None]:
@@ -104,8 +108,8 @@ def arrange(
     num_columns = 1 if heights or len(ends) == 1 else 2
     edges = [0.0]
     for column in range(num_columns):
-        texts = (end.text for its in ends[column::num_columns] for end in its)
-        longest = max((width_of(shortened(text, MAX_LABEL)) for text in texts), default=0.0)
+        texts = (end.label for its in ends[column::num_columns] for end in its)
+        longest = max(map(width_of, texts), default=0.0)
         edges.append(edges[-1] + left + width + (LABEL - 1) * width + longest + 0.2)
     rows = heights or [PANEL_HEIGHT] * -(-len(ends) // num_columns)
     tops = [0.0, *np.cumsum([height + ABOVE + BOTTOM for height in rows])]
@@ -188,7 +192,7 @@ def label_ends(ax: Axes, ends: Sequence[End], panel_height: float) -> None:
     for end, (x, y), height in zip(ends, places, heights, strict=True):
         text: dict[str, Any] = {"transform": ax.transAxes, "va": "center_baseline"}
         if end.bare:
-            ax.text(SAMPLE[0], height, shortened(end.text, MAX_LABEL), **text)
+            ax.text(SAMPLE[0], height, end.label, **text)
             continue
         leader: dict[str, Any] = {"color": end.colour, "linewidth": 0.7, "linestyle": (0, (1, 2)), "clip_on": False}
         ax.add_artist(Line2D((x, SAMPLE[0]), (y, height), transform=ax.transAxes, zorder=3, **leader))
@@ -198,7 +202,7 @@ def label_ends(ax: Axes, ends: Sequence[End], panel_height: float) -> None:
         else:
             sample.set_linestyle(end.dash)
         ax.add_artist(sample)
-        ax.text(LABEL, height, shortened(end.text, MAX_LABEL), **text)
+        ax.text(LABEL, height, end.label, **text)
 
 
 def rows(ax: Axes, names: Sequence[str]) -> None:
@@ -247,6 +251,7 @@ def shortened(text: str, length: int) -> str:
 def plain_log(ax: Axes, low: float, high: float) -> None:
     """A logarithmic y axis over low to high (both > 0) whose ticks are plain numbers, several even on a short axis."""
     ax.set_yscale("log")
+    low = max(low, high / 1e20)  # a denormal number would make the range infinite
     pad = max((high / low) ** 0.06, 1.2)
     ax.set_ylim(low / pad, high * pad)
     short = high / low < 12

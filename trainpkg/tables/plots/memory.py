@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from trainpkg.tables.plots import canvas
 from trainpkg.tables.plots.canvas import COLOURS, End
 from trainpkg.tables.plots.lines import BAND, NOTHING, counted
-from trainpkg.tables.plots.series import numbers
+from trainpkg.tables.plots.series import LARGEST, numbers
 
 MAX_ROWS = 12
 MAX_POINTS = 300
@@ -19,7 +19,7 @@ HEADING = "Peak memory of a rank"
 
 def memory(runs: pd.DataFrame) -> Figure:
     """A row per run where these are few; else all runs in order of what they took, with the extremes named."""
-    known = runs[runs["memory_mb"].gt(0).fillna(False)]
+    known = runs[runs["memory_mb"].between(0, LARGEST, inclusive="neither").fillna(False)]
     if known.empty:
         return canvas.empty(HEADING, NOTHING, "GB", "")
     recipes, left_out = canvas.most({str(recipe): len(its) for recipe, its in known.groupby("recipe", sort=False)})

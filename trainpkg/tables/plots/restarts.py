@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
+from trainpkg.tables.frames import utc
 from trainpkg.tables.plots import canvas
 from trainpkg.tables.plots.canvas import COLOURS, INK, End
 from trainpkg.tables.plots.lines import BAND, counted
@@ -19,6 +20,7 @@ from trainpkg.tables.plots.series import numbers
 MAX_ROWS = 25
 WIDTH, ROW_HEIGHT, ABOVE_ALL = 5.5, 0.2, 1.0
 HEADING = "Attempts over time"
+LONGEST_S = 10 * 365 * 86400.0
 UNITS = (
     (2 * 86400.0, 86400.0, "days"),
     (2 * 3600.0, 3600.0, "hours"),
@@ -54,13 +56,11 @@ def restarts(runs: pd.DataFrame, attempts: pd.DataFrame) -> Figure:
     last = max(its["end_s"].max() - begin, 1.0)
     by, unit = next((by, word) for least, by, word in UNITS if last >= least)
     its = its.assign(start=(its["start_s"] - begin) / by, end=(its["end_s"] - begin) / by)
-    when = pd.Timestamp(begin, unit="s", tz="UTC").strftime("%Y-%m-%d %H:%M UTC")
     shown = _most_eventful(its)
     many = its["run"].nunique() > len(shown)
-    titles = [
-        f"the {len(shown)} runs that lost the most time to restarts, of {its['run'].nunique()}" if many else "runs"
-    ]
-    figure, axes = canvas.panels(HEADING, "", [*(["attempts at a time"] if many else []), *titles])
+    title = f"the {len(shown)} runs that lost the most time to restarts, of {its['run'].nunique()}"
+    titles = ["attempts at a time", title] if many else [counted(len(shown), "run")]
+    figure, axes = canvas.panels(HEADING, "", titles)
     canvas.explain(
         figure, ["A bar is an attempt: one launch, one life of a Slurm job. In place: restarts of all ranks within it."]
     )
@@ -71,7 +71,7 @@ def restarts(runs: pd.DataFrame, attempts: pd.DataFrame) -> Figure:
         heights.insert(0, ABOVE_ALL)
     for ax in axes:
         ax.set_xlim(-0.01 * last / by, 1.01 * last / by)
-    axes[-1].set_xlabel(f"{unit} since {when}")
+    axes[-1].set_xlabel(f"{unit} since {utc(begin)}")
     present = [ending for key, ending in ENDINGS.items() if key in set(its["ending"])]
     key = [(ending.word, ending.colour, ending.hatch) for ending in present]
     canvas.arrange(figure, ends, WIDTH, heights, canvas.left_of(shown), key)
@@ -80,8 +80,10 @@ def restarts(runs: pd.DataFrame, attempts: pd.DataFrame) -> Figure:
 
 def _timed(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
     """The attempts whose start is known, with `start_s` and `end_s` (unix) and `ending`."""
-    start, duration = numbers(attempts["start_unix_s"]), numbers(attempts["duration_s"])
-    end = start + duration
+    # What is no date has no place on a time line: a file may be damaged, a clock may have been set meanwhile.
+    start = np.where(attempts["start_utc"].notna(), numbers(attempts["start_unix_s"]), np.nan)
+    duration = numbers(attempts["duration_s"])
+    end = start + np.where(duration < LONGEST_S, duration, np.nan)
     # One without an end is drawn to the last moment that anything is known of, if its run still runs.
     latest = np.nanmax(np.r_[end, start]) if np.isfinite(start).any() else np.nan
     verdict = attempts["verdict"].astype(object).where(attempts["verdict"].notna(), "")
@@ -127,7 +129,7 @@ def _rows(ax: Axes, its: pd.DataFrame, shown: Sequence[str]) -> list[End]:
 def _said(its: pd.DataFrame, y: float) -> End:
     failed = int((its["ending"] == "failed").sum())
     in_place = int((its["num_generations"].fillna(1) - 1).clip(lower=0).sum())
-    lost = its["hours_lost"].sum()
+    lost = float(np.nansum(numbers(its["hours_lost"])))
     words = [counted(len(its), "attempt"), f"{failed} failed" if failed else ""]
     words += [f"{in_place} in place" if in_place else "", f"{lost:.2g} h lost" if lost else ""]
     return End(float(its["end"].max()), y, ", ".join(filter(None, words)), INK, bare=True)
@@ -137,9 +139,10 @@ def _at_a_time(ax: Axes, its: pd.DataFrame) -> list[End]:
     """How many attempts ran at each moment."""
     times = np.r_[its["start"].to_numpy(), its["end"].to_numpy()]
     changes = np.r_[np.ones(len(its)), -np.ones(len(its))]
-    order = np.lexsort((changes, times))
-    # Seconds are the resolution: what happens within a pixel need not be drawn.
+    # Starts before ends, or an attempt without a length would count as less than none.
+    order = np.lexsort((-changes, times))
     at, level = times[order], np.cumsum(changes[order])
+    # What happens within a pixel need not be drawn.
     edges = np.linspace(at[0], at[-1], 400)
     index = np.searchsorted(at, edges, side="right") - 1
     ax.fill_between(edges, level[index], step="post", color=BAND, linewidth=0)

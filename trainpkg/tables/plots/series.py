@@ -18,6 +18,7 @@ from trainpkg.tables.plots.variants import Variants
 
 GRID_POINTS = 120
 LAST = 3
+LARGEST = 1e30  # beyond it a number is damage, or a loss that has long diverged
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
@@ -86,8 +87,9 @@ class Spread:
 
 
 def numbers(column: pd.Series[float]) -> Array:
-    """A column as float64, with NaN for gaps."""
-    return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan), dtype=np.float64)
+    """A column as float64, with NaN for gaps and for what no axis can hold."""
+    values = np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan), dtype=np.float64)
+    return np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def blocks(table: pd.DataFrame, runs: pd.DataFrame) -> tuple[Rows, Rows]:

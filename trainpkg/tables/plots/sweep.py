@@ -58,16 +58,18 @@ class Parameter:
 
 def sweep(runs: pd.DataFrame) -> Figure:
     """Points for few runs, bands for many; runs that came to no metric stand at the bad edge."""
-    chosen = []
     judged = judged_by(runs)
-    for recipe, (metric, mode) in judged.items():
+    # The largest recipes are enough for a page.
+    recipes, _ = canvas.most({recipe: int((runs["recipe"] == recipe).sum()) for recipe in judged})
+    chosen = []
+    for recipe in recipes:
+        metric, mode = judged[recipe]
         its = runs[(runs["recipe"] == recipe) & (runs["status"] != "absent")]
-        y = np.where(
-            its["best_metric_name"].eq(metric).fillna(False).to_numpy(bool), numbers(its["best_metric"]), np.nan
-        )
+        named = its["best_metric_name"].eq(metric).fillna(False).to_numpy(bool)
+        y = np.where(named, numbers(its["best_metric"]), np.nan)
         found = [parameter for key in varied(its) if (parameter := _parameter(its[key], y)) is not None]
         found.sort(key=lambda parameter: (-_explained(parameter, y), parameter.key))
-        chosen += [(recipe, metric, mode, its, y, one) for one in found[: max(2, MAX_PANELS // len(judged))]]
+        chosen += [(recipe, metric, mode, its, y, one) for one in found[: max(2, MAX_PANELS // len(recipes))]]
     if not chosen:
         return canvas.empty(HEADING, "no config key varies between evaluated runs", "value", "metric")
     left_out = len(chosen) - MAX_PANELS

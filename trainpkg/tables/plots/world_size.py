@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from trainpkg.tables.plots import canvas
 from trainpkg.tables.plots.canvas import COLOURS, DASHES, INK, MAX_LINES, End
 from trainpkg.tables.plots.lines import BAD, BAND, GOOD, NOTHING, counted
-from trainpkg.tables.plots.series import Array, numbers
+from trainpkg.tables.plots.series import LARGEST, Array, numbers
 
 IDEAL_DASH = (0, (1, 2))
 MAX_POINTS = 200
@@ -21,7 +21,8 @@ MAX_POINTS = 200
 
 def throughput_over_world_size(runs: pd.DataFrame) -> Figure:
     heading = "Throughput over world size"
-    known = runs[runs["samples_per_second"].gt(0) & runs["world_size"].gt(0).fillna(False)]
+    possible = runs["samples_per_second"].between(0, LARGEST, inclusive="neither")
+    known = runs[possible & runs["world_size"].gt(0).fillna(False)]
     if known.empty:
         return canvas.empty(heading, NOTHING, "ranks", "samples per second")
     explanation = (
