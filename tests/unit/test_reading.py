@@ -59,7 +59,7 @@ def at(results: Path, runs: list[Expected], now_s: float, name: str = "tables") 
 
 
 def written(results: Path, name: str = "tables") -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (results / name).iterdir() if path.name != cache.NAME}
+    return {path.name: path.read_bytes() for path in (results / name).iterdir() if path.is_file()}
 
 
 def test_only_runs_that_changed_are_opened(tmp_path: Path, opened: set[str]) -> None:
@@ -124,23 +124,41 @@ def test_same_bytes_as_if_all_was_read_anew(tmp_path: Path, change: Any) -> None
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        (cache.NAME, "removed"), (cache.NAME, "torn"), (cache.NAME, "other"), ("steps.parquet", "removed"),
-        ("evaluations.parquet", "torn"), ("attempts.parquet", "written again"), (cache.NAME, "written again"),
+        (cache.INDEX, "removed"), (cache.INDEX, "torn"), (cache.INDEX, "other"), ("steps.parquet", "removed"),
+        ("evaluations.parquet", "torn"), ("attempts.parquet", "other"), ("steps.parquet", "touched"),
     ],
 )  # fmt: skip
 def test_a_cache_that_cannot_be_relied_on_is_no_cache(tmp_path: Path, opened: set[str], name: str, damage: str) -> None:
     runs = sheet(3)
     fill(tmp_path, runs)
     tables_of(tmp_path, runs)
-    before, path = written(tmp_path), tmp_path / "tables" / name
+    before, path = written(tmp_path), tmp_path / "tables" / cache.FOLDER / name
     content = path.read_bytes()
     path.unlink()
     if damage != "removed":
-        path.write_bytes({"torn": content[:100], "other": b"x" * len(content), "written again": content}[damage])
+        path.write_bytes({"torn": content[:100], "other": b"x" * len(content), "touched": content}[damage])
     opened.clear()
     tables_of(tmp_path, runs)
     assert written(tmp_path) == before
-    assert len(opened) == (0 if (name, damage) == (cache.NAME, "written again") else 3)
+    assert len(opened) == (0 if damage == "touched" else 3)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_tables_that_snakemake_deletes_before_the_rule_are_kept_by_a_second_name(
+    tmp_path: Path, opened: set[str], monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    runs = sheet(3)
+    fill(tmp_path, runs)
+    if not links:  # some network file systems know none
+        monkeypatch.setattr(Path, "hardlink_to", lambda self, target: exec("raise OSError(95, 'not supported')"))
+    tables_of(tmp_path, runs)
+    before = written(tmp_path)
+    for name in before:
+        (tmp_path / "tables" / name).unlink()
+    opened.clear()
+    tables_of(tmp_path, runs)
+    assert opened == set()
+    assert written(tmp_path) == before
 
 
 def test_another_version_of_the_code_reads_anew(

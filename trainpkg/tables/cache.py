@@ -1,13 +1,15 @@
-"""What was read before: `cache.parquet` beside the tables, which are part of it. Safe to delete; holds no code.
+"""What was read before: the folder `cache` beside the tables. Safe to delete; holds no code.
 
-It counts only together with the tables that it was written with: it knows their sizes and times, and which version of
-the reading code made them. Else everything is read anew.
+Most of it is the tables themselves, by a second name: Snakemake deletes the tables before it has them written again. It
+counts only as a whole: its index knows what the other files hold, and which version of the reading code made them. Else
+everything is read anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +19,10 @@ import pyarrow.parquet as pq
 import trainpkg
 from trainpkg.tables import columns
 from trainpkg.tables.batch import PARTS, STEPS, TYPES, Batch
+from trainpkg.tables.render import publish
 
-NAME = "cache.parquet"
+FOLDER = "cache"
+INDEX = "runs.parquet"
 KEY = b"trainpkg"
 
 
@@ -33,19 +37,25 @@ def _version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _state(tables_dir: Path) -> dict[str, object]:
-    stats = {part: (tables_dir / f"{part}.parquet").stat() for part in PARTS}
-    return {"version": _version(), **{part: [its.st_size, its.st_mtime_ns] for part, its in stats.items()}}
+def _state(folder: Path) -> dict[str, str]:
+    """By content: Snakemake touches what a rule has written."""
+    return {"version": _version(), **{part: _digest(folder / f"{part}.parquet") for part in PARTS}}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
 def load(tables_dir: Path) -> Batch | None:
-    """What the tables in this directory were made from, None where they cannot be relied on."""
+    """What the tables in this directory were made from, None where nothing says it that can be relied on."""
+    folder = tables_dir / FOLDER
     try:
-        with pq.ParquetFile(tables_dir / NAME) as file:
-            if json.loads(file.schema_arrow.metadata[KEY]) != _state(tables_dir):
+        with pq.ParquetFile(folder / INDEX) as file:
+            if json.loads(file.schema_arrow.metadata[KEY]) != _state(folder):
                 return None
             runs = file.read()
-        parts = {part: _part(tables_dir, part) for part in PARTS}
+        parts = {part: _part(folder / f"{part}.parquet", part) for part in PARTS}
         batch = Batch(runs.replace_schema_metadata(None), **parts)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return None
@@ -53,18 +63,31 @@ def load(tables_dir: Path) -> Batch | None:
     return batch if whole else None
 
 
-def _part(tables_dir: Path, part: str) -> pa.Table:
+def _part(path: Path, part: str) -> pa.Table:
     if part == "steps":
-        return pq.read_table(tables_dir / "steps.parquet", columns=STEPS.names).cast(STEPS)
-    table = pq.read_table(tables_dir / f"{part}.parquet").drop_columns(["run", "recipe"])
+        return pq.read_table(path, columns=STEPS.names).cast(STEPS)
+    table = pq.read_table(path).drop_columns(["run", "recipe"])
     types: dict[str, str] = {"attempts": columns.ATTEMPT, "evaluations": columns.EVALUATION}[part].copy()
     types |= dict.fromkeys(columns.metric_columns(table.column_names), "float64")
     return table.select(list(types)).cast(pa.schema([(name, TYPES[kind]) for name, kind in types.items()]))
 
 
-def content(tables_dir: Path, batch: Batch) -> bytes:
-    """The content of `cache.parquet` for the tables as they lie there; `batch` is what they were made from."""
-    stamp = {KEY: json.dumps(_state(tables_dir)).encode()}
+def save(tables_dir: Path, batch: Batch) -> None:
+    """Keep the tables as they lie there; `batch` is what they were made from."""
+    folder = tables_dir / FOLDER
+    folder.mkdir(exist_ok=True)
+    for part in PARTS:
+        _second_name(tables_dir / f"{part}.parquet", folder / f"{part}.parquet")
+    stamp = {KEY: json.dumps(_state(folder)).encode()}
     sink = pa.BufferOutputStream()
     pq.write_table(batch.runs.unify_dictionaries().replace_schema_metadata(stamp), sink)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    publish(folder, [(INDEX, sink.getvalue().to_pybytes())])
+
+
+def _second_name(path: Path, name: Path) -> None:
+    """A link, which takes no room, or a copy where the file system knows no links."""
+    name.unlink(missing_ok=True)
+    try:
+        name.hardlink_to(path)
+    except OSError:
+        shutil.copyfile(path, name)

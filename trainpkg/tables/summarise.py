@@ -75,7 +75,7 @@ def write_tables(
 
     def write() -> None:
         publish(tables_dir, render(tables))
-        publish(tables_dir, [(cache.NAME, cache.content(tables_dir, batch))])
+        cache.save(tables_dir, batch)
 
     with ThreadPoolExecutor(1) as beside:
         written = beside.submit(write)
