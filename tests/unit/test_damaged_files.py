@@ -127,3 +127,17 @@ def test_halves_of_characters_do_not_end_up_in_files(tmp_path: Path) -> None:
     tree.json("a", "evaluation.json", {"metrics": {"\ud801": 1}})
     tree.attempt("a", 2, "failed", NOW_S - 7200, 0.1, cause="\ud802 died")
     dict(render(summarise(tmp_path, [expected("a")], NOW_S)))
+
+
+def test_numbers_beyond_all_measure_are_never_fatal(tmp_path: Path) -> None:
+    """In configs, documents, and as names of directories."""
+    huge = 10**400
+    tree = Tree(tmp_path).config(expected("a", seed=huge, optim__lr=math.inf, model__width=2**63))
+    tree.finished(expected("b", seed=1), [record(10, 1.0)], steps=huge, world_size=huge, num_parameters=2**63)
+    tree.attempt("b", 1, "finished", 1e300, 1e300, step_first=huge, status=huge, restarts=2**70)
+    tree.raw("b", f"launch/{10**30}/attempt.json", b"{}").raw("b", "launch/007/attempt.json", b"{}")
+    tree.json("b", "evaluation.json", {"step": huge, "num_samples": huge, "metrics": {"loss": huge, "accuracy": 1e300}})
+    tables = summarise(tmp_path, [expected("a"), expected("b")], NOW_S)
+    dict(render(tables))
+    has(row(tables.runs, "b"), status="finished", step=None, num_parameters=None, num_attempts=1, eval_accuracy=1e300)
+    assert row(tables.runs, "a")["seed"] == str(huge)

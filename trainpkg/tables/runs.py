@@ -80,7 +80,7 @@ def run_row(one: RunFiles, attempts: Sequence[Mapping[str, Any]], now_s: float) 
         "run": one.run,
         "recipe": one.recipe,
         "status": status,
-        "strategy": text(train.get("strategy")) or text(one.config.get("strategy")),
+        "strategy": text(train.get("strategy")) or _strategy_asked(one, ranks),
         "device": text(train.get("device")) or (text(last.plan.get("device")) if last else None) or _device_asked(one),
         "gpu": text(train.get("device_name")),
         "world_size": ranks,
@@ -107,6 +107,15 @@ def run_row(one: RunFiles, attempts: Sequence[Mapping[str, Any]], now_s: float) 
     row["cost"] = costs.cost(row["gpu_hours"], one.config)
     row["mfu_percent"] = costs.mfu_percent(row, one.config)
     return row
+
+
+def _strategy_asked(one: RunFiles, ranks: int | None) -> str | None:
+    """Left out it follows from the number of ranks, so that a run that failed is not of another kind than its peers."""
+    nodes, gpus = (whole(one.config.get(f"launch.{name}")) for name in ("nodes", "gpus_per_node"))
+    if ranks is None and nodes is not None:
+        ranks = nodes * gpus if gpus is not None else (nodes if _device_asked(one) == "cpu" else None)
+    usual = None if ranks is None or "model.name" not in one.config else "ddp" if ranks > 1 else "single"
+    return text(one.config.get("strategy")) or usual
 
 
 def _device_asked(one: RunFiles) -> str | None:
