@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from run_tree import NOW_S, Tree, expected, has, record
 
-from trainpkg.tables import cache
 from trainpkg.tables.accounting import Life, life_at, parse
 from trainpkg.tables.summarise import write_tables
 
@@ -64,7 +63,7 @@ def test_one_call_for_all_jobs_whose_end_is_not_known(tmp_path: Path) -> None:
     tables_dir = tmp_path / "tables"
     for _ in range(2):
         runs = [expected("a"), expected("b")]
-        found = write_tables(tmp_path, runs, NOW_S, tables_dir, cache.load(tables_dir), ask=ask).attempts
+        found = write_tables(tmp_path, runs, NOW_S, tables_dir, ask=ask).attempts
     assert asked == [["71", "72"], ["72"]]
     rows = found.astype(object).where(found.notna(), None).to_dict("records")
     has(rows[0], sacct_state="REQUEUED", sacct_elapsed_s=40, sacct_max_rss_mb=1610.612736)

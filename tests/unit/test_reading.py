@@ -55,7 +55,7 @@ def tables_of(results: Path, runs: list[Expected], name: str = "tables") -> Tabl
 
 
 def at(results: Path, runs: list[Expected], now_s: float, name: str = "tables") -> Tables:
-    return write_tables(results, runs, now_s, results / name, cache.load(results / name))
+    return write_tables(results, runs, now_s, results / name)
 
 
 def written(results: Path, name: str = "tables") -> dict[str, bytes]:
@@ -242,11 +242,10 @@ def test_rows_with_the_same_words_are_not_checked_again(tmp_path: Path, made: li
         made.clear()
         path = workflow(tmp_path, **{"rows": rows, **changes})
         loaded = sheets.load(path, lazily=True)
-        cached = cache.load(tmp_path / "results/tables")
-        expected = expected_runs(loaded, path, cached)
+        expected = expected_runs(loaded, path, cache.load_runs(tmp_path / "results/tables"))
         names, fingerprints = list(made), [one.fingerprint for one in expected]
         assert fingerprints == [run.fingerprint() for run in sheets.load(path).runs.values()]
-        write_tables(loaded.results_dir, expected, NOW_S, tmp_path / "results/tables", cached)
+        write_tables(loaded.results_dir, expected, NOW_S, tmp_path / "results/tables")
         return names, fingerprints
 
     first, before = summarised()

@@ -47,6 +47,16 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
+def load_runs(tables_dir: Path) -> pa.Table | None:
+    """The runs alone, as they were; what is written down for them is enough to trust their fingerprints."""
+    try:
+        with pq.ParquetFile(tables_dir / FOLDER / INDEX) as file:
+            known = json.loads(file.schema_arrow.metadata[KEY])["version"] == _version()
+            return file.read(["run", "words", "fingerprint"]) if known else None
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return None
+
+
 def load(tables_dir: Path) -> Batch | None:
     """What the tables in this directory were made from, None where nothing says it that can be relied on."""
     folder = tables_dir / FOLDER
@@ -72,15 +82,15 @@ def _part(path: Path, part: str) -> pa.Table:
     return table.select(list(types)).cast(pa.schema([(name, TYPES[kind]) for name, kind in types.items()]))
 
 
-def save(tables_dir: Path, batch: Batch) -> None:
-    """Keep the tables as they lie there; `batch` is what they were made from."""
+def save(tables_dir: Path, runs: pa.Table) -> None:
+    """Keep the tables as they lie there; `runs` is that part of the batch which they were made from."""
     folder = tables_dir / FOLDER
     folder.mkdir(exist_ok=True)
     for part in PARTS:
         _second_name(tables_dir / f"{part}.parquet", folder / f"{part}.parquet")
     stamp = {KEY: json.dumps(_state(folder)).encode()}
     sink = pa.BufferOutputStream()
-    pq.write_table(batch.runs.unify_dictionaries().replace_schema_metadata(stamp), sink)
+    pq.write_table(runs.unify_dictionaries().replace_schema_metadata(stamp), sink)
     publish(folder, [(INDEX, sink.getvalue().to_pybytes())])
 
 

@@ -11,21 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from trainpkg import sheet
 from trainpkg.errors import UserError
-from trainpkg.tables.batch import Batch
 from trainpkg.tables.collect import Expected
 
 
-def expected_runs(loaded: sheet.Sheet, config: Path | dict[str, Any], cached: Batch | None) -> list[Expected]:
-    """All runs in the sheet's order; `loaded` lazily from `config`. Raises UserError with everything that is wrong."""
-    runs, known = loaded.runs, _known(cached)
+def expected_runs(loaded: sheet.Sheet, config: Path | dict[str, Any], before: pa.Table | None) -> list[Expected]:
+    """All runs in the sheet's order; `loaded` lazily from `config`; `before` is what `cache.load_runs` gives.
+
+    Raises UserError with everything that is wrong.
+    """
+    runs, known = loaded.runs, _known(before)
     found = []
     try:
         for name in runs:
             words = runs.words(name)
-            before, fingerprint = known.get(name, ("", None))
-            if fingerprint is None or words != before:
+            known_words, fingerprint = known.get(name, ("", None))
+            if fingerprint is None or words != known_words:
                 fingerprint = runs[name].fingerprint()
             found.append(Expected(name, runs.recipe(name), fingerprint, partial(_config, runs, name), words=words))
     except UserError:
@@ -38,8 +42,8 @@ def _config(runs: sheet.Runs, name: str) -> Mapping[str, Any]:
     return runs[name].flat()
 
 
-def _known(cached: Batch | None) -> dict[str, tuple[str, str | None]]:
-    if cached is None:
+def _known(before: pa.Table | None) -> dict[str, tuple[str, str | None]]:
+    if before is None:
         return {}
-    columns = (cached.runs[name].to_pylist() for name in ("run", "words", "fingerprint"))
+    columns = (before[name].to_pylist() for name in ("run", "words", "fingerprint"))
     return {run: (words, fingerprint) for run, words, fingerprint in zip(*columns, strict=True)}

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from trainpkg.tables import accounting, cache, report
 from trainpkg.tables.assemble import Tables, assemble
-from trainpkg.tables.batch import Batch
 from trainpkg.tables.collect import Expected
 from trainpkg.tables.evidence import smoke_table
 from trainpkg.tables.expected import expected_runs
@@ -41,15 +40,14 @@ def main(args: argparse.Namespace) -> int:
     loaded = sheet.load(config, lazily=True)
     results_dir = loaded.results_dir
     out = results_dir if args.out is None else Path(args.out)
-    cached = cache.load(out / "tables")
-    expected = expected_runs(loaded, config, cached)
+    expected = expected_runs(loaded, config, cache.load_runs(out / "tables"))
 
     def show(tables: Tables) -> None:
         publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
         publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
 
     now_s, ask = time.time(), accounting.ask_sacct
-    tables = write_tables(results_dir, expected, now_s, out / "tables", cached, ask=ask, meanwhile=show)
+    tables = write_tables(results_dir, expected, now_s, out / "tables", ask=ask, meanwhile=show)
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0
@@ -60,22 +58,22 @@ def write_tables(
     expected: Sequence[Expected],
     now_s: float,
     tables_dir: Path,
-    cached: Batch | None,
     *,
     ask: accounting.Ask = lambda job_ids: "",
     meanwhile: Callable[[Tables], None] = lambda _: None,
 ) -> Tables:
-    """Write all tables; read only what has changed since those were written that `cached` stands for.
+    """Write all tables; read only what has changed since they were written last.
 
     `ask` says what Slurm's accounting knows of jobs. `meanwhile` gets the tables while they are written: Arrow writes
     without Python's lock, on a second processor.
     """
-    batch = accounting.joined(gather(results_dir, expected, now_s, cached), ask)
-    tables = assemble(batch)
+    batch = accounting.joined(gather(results_dir, expected, now_s, cache.load(tables_dir)), ask)
+    tables, runs = assemble(batch), batch.runs
+    del batch  # the records of thousands of runs would be in memory twice
 
     def write() -> None:
         publish(tables_dir, render(tables))
-        cache.save(tables_dir, batch)
+        cache.save(tables_dir, runs)
 
     with ThreadPoolExecutor(1) as beside:
         written = beside.submit(write)
