@@ -14,6 +14,7 @@ import pytest
 
 from tests.cluster.accounting import AccountedLab, missing
 from tests.cluster.lab import Lab
+from tests.cluster.project import QUICK
 from trainpkg.tables.accounting import Life, ask_sacct, life_at, parse
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(300)]
@@ -74,6 +75,27 @@ def test_the_table_of_attempts_shows_it(accounted: AccountedLab) -> None:
     its = next(csv.DictReader((folder / "results/tables/attempts.csv").read_text().splitlines()))
     assert its["sacct_state"] == "COMPLETED"
     assert int(its["sacct_elapsed_s"]) >= 2
+
+
+SNAKEFILE = """
+rule all:
+    input: "a.txt"
+rule a:
+    output: "a.txt"
+    resources: mem_mb=500, runtime=5, slurm_partition="main"
+    shell: "date > {output}"
+"""
+
+
+def test_the_executor_follows_a_job_by_sacct(accounted: AccountedLab) -> None:
+    """Its other way than squeue, which needs a database that answers."""
+    folder = accounted.shared_dir / "followed"
+    folder.mkdir()
+    (folder / "Snakefile").write_text(SNAKEFILE)
+    command = [sys.executable, "-m", "snakemake", "--executor", "slurm", "--jobs", "1", *QUICK]
+    done = accounted.run([*command, "--slurm-status-command", "sacct"], cwd=folder, timeout=240, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert (folder / "a.txt").exists()
 
 
 def test_without_accounting_nothing_is_said_and_nothing_fails(lab: Lab) -> None:
