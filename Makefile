@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
-TEST_PACKAGES := slurmctld slurmd slurm-client munge iproute2 nftables openmpi-bin
+TEST_PACKAGES := slurmctld slurmd slurmdbd mariadb-server-core mariadb-client-core slurm-client munge iproute2 nftables openmpi-bin chromium
 
 .PHONY: demo test test-long chaos lint unit distributed workflow cluster packages clean
 .DELETE_ON_ERROR:

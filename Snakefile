@@ -12,6 +12,9 @@ min_version("9.27")
 configfile: "config/config.yaml"
 
 
+report: "workflow/report/workflow.rst"
+
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/smoke.smk"
 include: "workflow/rules/train.smk"
@@ -36,7 +39,7 @@ rule all:
 
 rule smoke_test:
     input:
-        all_smoke_results(),
+        all_smoke_results,
 
 
 # A rule that needs every evaluation never runs when one run failed; the tables are wanted all the same.

@@ -26,6 +26,7 @@ COMMANDS = {
         "look for what will go wrong here: limits, names, network, CUDA, Slurm, folders; each bad row has its fix",
     ),
     "train": ("trainpkg.guest.command", "train as one rank that torchrun, mpirun or srun has started"),
+    "status": ("trainpkg.status.command", "show where each run stands, from files and one look at Slurm's queue"),
     "summarise": ("trainpkg.tables.summarise", "write tables and plots from the files of all runs, finished or not"),
     "schema": ("trainpkg.schema", "write or compare the JSON Schema and the key table of config/README.md"),
 }

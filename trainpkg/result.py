@@ -42,6 +42,7 @@ def summary(t: Training, nodes: list[tuple[int, str]], started: float) -> dict[s
         "gpus_per_node": [sum(node == index for node, _ in nodes) for index in sorted(hosts)],
         "strategy": t.strategy.name,
         "device": ctx.device.type,
+        "device_name": torch.cuda.get_device_name(ctx.device) if ctx.device.type == "cuda" else None,
         "backend": ctx.backend,
         "steps": state.step,
         "samples": state.samples,

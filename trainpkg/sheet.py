@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import argparse
 import csv
-import difflib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
-from trainpkg.config import Run, Workflow, flatten, starts
+from trainpkg.config import Run, Workflow, flatten
 from trainpkg.config.keys import FREE_FORM
+from trainpkg.config.sweep import MAX_NAME
 from trainpkg.errors import UserError
+from trainpkg.mistakes import Problems, nearest
+from trainpkg.recipes import Recipes, Row, Tree, read_yaml
 from trainpkg.schema import known_keys
-
-Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Sheet:
     """All runs of a workflow, in the sheet's order."""
 
     workflow: Workflow
-    runs: dict[str, Run]
+    runs: Runs
 
     @property
     def results_dir(self) -> Path:
@@ -45,10 +44,29 @@ class Sheet:
             found.setdefault(topology(run), run.run)
         return found
 
+    def first_with(self, name: str) -> Run:
+        """The first run of a topology; no later one is looked at. Raises UserError where there is none."""
+        for run in self.runs.values():
+            if topology(run) == name:
+                return run
+        raise UserError(f"{self.workflow.sheet}: no run has the topology {name!r}")
+
+    def shared_jobs(self) -> dict[str, str]:
+        """Run -> the Slurm job that it shares, for those with slurm.runs_per_job: in the sheet's order, alike in all
+        that is asked of Slurm."""
+        found: dict[str, str] = {}
+        alike: dict[str, int] = {}
+        for name, run in self.runs.items():
+            if run.slurm.runs_per_job > 1:
+                asks = (run.slurm, run.launch.nodes, run.launch.gpus_per_node, run.launch.device, run.evaluate.nodes)
+                number = alike[repr(asks)] = alike.get(repr(asks), -1) + 1
+                found[name] = f"{list(alike).index(repr(asks))}-{number // run.slurm.runs_per_job}"
+        return found
+
     def run(self, name: str) -> Run:
         """The run of that name. Raises UserError naming the nearest one."""
         if name not in self.runs:
-            raise UserError(f"{self.workflow.sheet}: no run {name!r}{_nearest(name, self.runs, 'run')}")
+            raise UserError(f"{self.workflow.sheet}: no run {name!r}{nearest(name, self.runs, 'run')}")
         return self.runs[name]
 
 
@@ -82,10 +100,11 @@ def config_of(args: argparse.Namespace) -> Path | Tree:
     return tree
 
 
-def load(config: Path | Tree) -> Sheet:
+def load(config: Path | Tree, lazily: bool = False) -> Sheet:
     """Read everything that `config` (a file, or its content) names.
 
-    Raises UserError listing all errors of all runs: file, row, key, value and the nearest valid key.
+    Raises UserError listing all errors of all runs: file, row, key, value and the nearest valid key. `lazily`: a run's
+    keys are checked when it is asked for, since a job that trains one of thousands has no use for the others.
     """
     problems = Problems()
     where = str(config) if isinstance(config, Path) else "config"
@@ -97,43 +116,84 @@ def load(config: Path | Tree) -> Sheet:
         workflow = Workflow.model_construct(
             **{k: tree[k] for k in ("results_dir", "sheet", "recipes") if isinstance(tree.get(k), str)}
         )
-    sections = {name: value for name, value in tree.items() if name in Run.model_fields}
-    runs = _read_runs(workflow, where, sections, problems)
+    recipes = Recipes(Path(workflow.recipes), {k: v for k, v in tree.items() if k in Run.model_fields}, where)
+    runs = Runs(_expanded(Path(workflow.sheet), recipes, problems), recipes)
+    if not lazily:
+        runs.check(problems)
     problems.raise_if_any()
     return Sheet(workflow, runs)
 
 
-def _read_runs(workflow: Workflow, where: str, sections: Tree, problems: Problems) -> dict[str, Run]:
-    recipes: dict[str, Tree | None] = {}
-    runs: dict[str, Run] = {}
-    first_line: dict[str, int] = {}
-    for line, row in _rows(Path(workflow.sheet), problems):
-        name, recipe = row.pop("run", ""), row.pop("recipe", "")
-        place = f"{workflow.sheet}:{line}: run {name!r}"
-        if name in first_line:
-            problems.add(f"{place}: this name stands already in line {first_line[name]}; names of runs are directories")
-            continue
-        first_line[name] = line
-        path = Path(workflow.recipes) / f"{recipe}.yaml"
-        if recipe not in recipes:
-            recipes[recipe] = _read_recipe(path, place, problems)
-        base = recipes[recipe]
-        if base is None:
-            continue
+class Runs(Mapping[str, Run]):
+    """Runs by name, in the sheet's order, each made of its row when it is first asked for."""
+
+    def __init__(self, rows: dict[str, Row], recipes: Recipes) -> None:
+        self._rows, self._recipes = rows, recipes
+        self._made: dict[str, Run] = {}
+
+    def check(self, problems: Problems) -> None:
+        """Make all of them."""
+        for row in self._rows.values():
+            if (run := self._recipes.run(row, problems)) is not None:
+                self._made[row.name] = run
+
+    def __getitem__(self, name: str) -> Run:
+        if name not in self._made:
+            problems = Problems()
+            run = self._recipes.run(self._rows[name], problems)
+            problems.raise_if_any()
+            assert run is not None
+            self._made[name] = run
+        return self._made[name]
+
+    def recipe(self, name: str) -> str:
+        """The name of the run's recipe, as written down."""
+        return self._rows[name].recipe
+
+    def words(self, name: str) -> str:
+        """A digest of all that is written down for a run, in config, recipe and row: equal words make an equal run."""
+        return self._recipes.words(self._rows[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _expanded(path: Path, recipes: Recipes, problems: Problems) -> dict[str, Row]:
+    """All runs by name: a row as it is, or what the sweep of its recipe makes of it."""
+    found: dict[str, Row] = {}
+    places: dict[str, str] = {}
+    for line, row in _rows(path, problems):
+        name, recipe_name = row.pop("run", ""), row.pop("recipe", "")
+        place = f"{path}:{line}: run {name!r}"
+        recipe = recipes.get(recipe_name, place, problems)
         overrides = {key: _cell(value) for key, value in row.items()}
-        sources = dict.fromkeys(flatten(sections), where)
-        sources |= {key: str(path) for key in flatten(base)}
-        sources |= dict.fromkeys(overrides, place)
-        merged = _merge(_merge(sections, base), _nest(overrides))
-        try:
-            runs[name] = Run.model_validate({**merged, "run": name, "recipe": recipe})
-            for key in starts.unread(runs[name], [*flatten(base), *overrides]):
-                problems.add(f"{sources[key]}: {key} is given, but {starts.NOT_READ}")
-        except ValidationError as error:
-            problems.add_all(error, sources | {"run": place, "recipe": place}, str(path), Run)
-    if not runs and not problems.found:
-        problems.add(f"{workflow.sheet}: no runs; a row holds run, recipe and any overrides, separated by tabs")
-    return runs
+        sweep = recipe.sweep if recipe else None
+        for key in set(sweep.keys if sweep else []) & set(overrides):
+            problems.add(f"{place}: {key} = {row[key]!r}, but the sweep of recipe {recipe_name!r} varies it")
+        swept = tuple(sweep.keys if sweep else ())
+        for full_name, values in sweep.expand(name) if sweep else [(name, {})]:
+            if full_name in places:
+                before = places[full_name]
+                problems.add(
+                    f"{place}: this name stands already in {before}; names of runs are directories"
+                    if full_name == name
+                    else f"{place}: its sweep's {full_name!r} stands already in {before}; names of runs are directories"
+                )
+                continue
+            if len(full_name) > MAX_NAME:
+                problems.add(f"{place}: its sweep's {full_name!r} is too long for the name of a directory")
+            places[full_name] = f"line {line}"
+            if recipe is not None:
+                found[full_name] = Row(full_name, recipe_name, {**overrides, **values}, place, swept)
+    if not found and not problems.found:
+        problems.add(f"{path}: no runs; a row holds run, recipe and any overrides, separated by tabs")
+    return found
 
 
 def _rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, str]]]:
@@ -169,47 +229,8 @@ def _known_columns(header: list[str], place: str, problems: Problems) -> list[st
         if column and column in header[:index]:
             problems.add(f"{place}: the column {column!r} stands twice")
         elif column and not known[index]:
-            problems.add(f"{place}: column {column!r}: unknown key{_nearest(column, keys)}")
+            problems.add(f"{place}: column {column!r}: unknown key{nearest(column, keys)}")
     return known
-
-
-def _read_recipe(path: Path, place: str, problems: Problems) -> Tree | None:
-    known = sorted(p.stem for p in path.parent.glob("*.yaml"))
-    if path.name == ".yaml":
-        problems.add(f"{place}: the cell under 'recipe' is empty; recipes are {known}")
-        return None
-    if not path.is_file():
-        problems.add(f"{place}: recipe = {path.stem!r}: there is no {path}{_nearest(path.stem, known, 'recipe')}")
-        return None
-    try:
-        return read_yaml(path, "recipe")
-    except UserError as error:
-        problems.add(str(error))
-        return None
-
-
-class UniqueKeys(yaml.SafeLoader):
-    """YAML's safe types; a key that stands twice is an error, where PyYAML would silently take the second."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = {key for key in keys if keys.count(key) > 1 and key != "<<"}
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {min(twice)!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path, what: str) -> Tree:
-    """A YAML file that holds one mapping. Raises UserError naming the file and line."""
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
-    except OSError as error:
-        raise UserError(f"{what} {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{what} {path}: no valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{what} {path}: expected `key: value` lines, found {type(tree).__name__}")
-    return tree
 
 
 def _cell(text: str) -> Any:
@@ -220,81 +241,3 @@ def _cell(text: str) -> Any:
         except yaml.YAMLError:
             return text
     return text
-
-
-def _nest(flat: Tree) -> Tree:
-    tree: Tree = {}
-    for key, value in flat.items():
-        *sections, leaf = key.split(".")
-        inner = tree
-        for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
-                break
-        else:
-            inner[leaf] = value
-    return tree
-
-
-def _merge(low: Tree, high: Tree) -> Tree:
-    merged = dict(low)
-    for key, value in high.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _nearest(word: str, known: Any, what: str = "valid key") -> str:
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    if not found and "." in word:  # the right leaf in another section is worth naming
-        leaf = word.rsplit(".", 1)[1]
-        found = [key for key in known if key.endswith("." + leaf)][:1]
-    return f"; nearest {what}: {found[0]!r}" if found else ""
-
-
-@dataclass
-class Problems:
-    """All errors found so far, each once, in the order found."""
-
-    found: dict[str, None] = field(default_factory=dict)
-
-    def add(self, text: str) -> None:
-        self.found[text] = None
-
-    def add_all(self, error: ValidationError, sources: dict[str, str], default: str, model: type[BaseModel]) -> None:
-        """Each error with the place its value came from."""
-        for detail in error.errors(include_url=False):
-            key = _dotted(detail, model)
-            place = sources.get(key) or next((p for k, p in sources.items() if k.startswith(key + ".")), default)
-            self.add(f"{place}: {_sentence(detail, key, model)}")
-
-    def raise_if_any(self) -> None:
-        if len(self.found) == 1:
-            raise UserError(f"configuration: {next(iter(self.found))}")
-        if self.found:
-            raise UserError("\n  ".join([f"{len(self.found)} errors in the configuration:", *self.found]))
-
-
-def _dotted(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    """pydantic's location without the tags of unions (`model.conv.width` is `model.width` to the user)."""
-    loc = [str(part) for part in detail["loc"]]
-    if len(loc) > 1 and loc[0] in ("model", "data") and f"{loc[0]}.{loc[1]}" not in known_keys(model):
-        del loc[1]
-    return ".".join(loc)
-
-
-def _sentence(detail: ErrorDetails, key: str, model: type[BaseModel]) -> str:
-    value, keys = detail["input"], known_keys(model)
-    if detail["type"] == "missing":
-        about = keys[key].description if key in keys else model.model_fields[key].description
-        return f"{key} is missing: {about}"
-    if detail["type"] == "extra_forbidden":
-        above = key.rpartition(".")[0]
-        siblings = {k.removeprefix(above + ".").split(".")[0] for k in keys if k.startswith(above)}
-        beside = {f"{above}.{sibling}".lstrip(".") for sibling in siblings}
-        return f"{key} = {value!r}: unknown key{_nearest(key, beside) or _nearest(key, keys)}"
-    if not key:
-        return detail["msg"].removeprefix("Value error, ")
-    if detail["type"].startswith("union_tag"):
-        return f"{key}.name = {value.get('name') if isinstance(value, dict) else value!r}: {detail['msg']}"
-    return f"{key} = {value!r}: {detail['msg']}"

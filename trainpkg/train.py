@@ -20,7 +20,7 @@ from trainpkg.config import Run
 from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
 from trainpkg.evaluate import evaluate
-from trainpkg.runtime import insight, manifest, metrics
+from trainpkg.runtime import insight, manifest, metrics, trackers
 from trainpkg.runtime.checkpoints.checkpoint import Checkpoints
 from trainpkg.runtime.distributed import RankContext, StopPoll, gather_objects, gather_rows, require_equal
 from trainpkg.runtime.parallel import Single, spread
@@ -64,7 +64,7 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     training.feed.close()
     if verdict == "finished":
         finish(training, run_dir, Path(spec["out"]), started)
-    training.records.close()
+    training.records.close(verdict)
     return verdict
 
 
@@ -83,9 +83,10 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     state, loss = TrainState(), RunningLoss(ctx.device)
     checkpoints = Checkpoints(ctx, run_dir / "checkpoints", run, strategy, update, state, loss, splits.digest)
     checkpoints.clear_interrupted()
+    records = metrics.MetricsFile(ctx, run_dir / "metrics.jsonl", trackers.build(ctx, run, run_dir))
     return Training(
         ctx, run, task, splits, feed, strategy, update, state, loss, checkpoints,
-        metrics.MetricsFile(ctx, run_dir / "metrics.jsonl"), metrics.Progress(ctx, run.train.max_steps),
+        records, metrics.Progress(ctx, run.train.max_steps),
         metrics.Meter(ctx.device), Cadence(), insight.window(run.profile, ctx, run_dir / "profile"), num_parameters,
     )  # fmt: skip
 

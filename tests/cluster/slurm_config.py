@@ -69,6 +69,8 @@ def slurm_conf(work_dir: Path, num_nodes: int, gpus_per_node: int, extra: Mappin
         "SlurmdParameters": "config_overrides",  # the CPUs and memory below, whatever the machine has
     }
     keys.update(extra)
+    if "AccountingStorageHost" in keys:
+        keys["AccountingStoragePass"] = f"{work_dir}/run/munge.socket"
     lines = [f"{key}={value}" for key, value in keys.items()]
     gres = f" Gres=gpu:fake:{gpus_per_node}" if gpus_per_node else ""
     for index, name in enumerate(node_names(num_nodes), start=1):
@@ -79,6 +81,33 @@ def slurm_conf(work_dir: Path, num_nodes: int, gpus_per_node: int, extra: Mappin
     lines.append(f"PartitionName=main Nodes=n[1-{num_nodes}] Default=YES MaxTime=INFINITE State=UP")
     lines.append(f"PartitionName=smoke Nodes=n[1-{min(2, num_nodes)}] MaxTime=30 State=UP")
     return "\n".join(lines) + "\n"
+
+
+def accounting_conf() -> dict[str, object]:
+    """Lines of slurm.conf with which jobs are accounted for in a database (`slurmdbd_conf`)."""
+    return {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": node_address(0),
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "JobAcctGatherFrequency": 1,
+    }
+
+
+def slurmdbd_conf(work_dir: Path) -> str:
+    """The database's daemon on the submit host; MariaDB answers on a socket, to root, whom it knows by the socket."""
+    keys = {
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={work_dir}/run/munge.socket",
+        "DbdHost": "ctl",
+        "DbdAddr": node_address(0),
+        "SlurmUser": "root",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",
+        "StorageUser": "root",
+        "StorageLoc": "slurm",
+        "PidFile": f"{work_dir}/run/slurmdbd.pid",
+    }
+    return "".join(f"{key}={value}\n" for key, value in keys.items())
 
 
 def gres_conf(work_dir: Path, num_nodes: int, gpus_per_node: int) -> str:

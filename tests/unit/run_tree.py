@@ -28,7 +28,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def expected(run: str, recipe: str = "digits", fingerprint: str | None = "f1", **changes: Any) -> Expected:
-    return Expected(run, recipe, fingerprint, config(**changes))
+    return Expected(run, recipe, fingerprint, lambda: config(**changes))
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Tree:
 
     def config(self, one: Expected, fingerprint: str | None = None, **changes: Any) -> Tree:
         document = {"run": one.run, "recipe": one.recipe, "fingerprint": fingerprint or one.fingerprint}
-        flat = {**one.config, **{name.replace("__", "."): value for name, value in changes.items()}}
+        flat = {**one.config(), **{name.replace("__", "."): value for name, value in changes.items()}}
         return self.raw(one.run, "config.yaml", yaml.safe_dump(document | nested(flat)).encode())
 
     def metrics(self, run: str, records: Iterable[Mapping[str, Any]], tail: bytes = b"") -> Tree:
@@ -123,7 +123,7 @@ class Tree:
         train = {
             "run": name, "recipe": one.recipe, "fingerprint": one.fingerprint, "status": "finished",
             "world_size": ranks, "num_nodes": 1, "device": "cpu",
-            "strategy": one.config["strategy"] or ("ddp" if ranks > 1 else "single"),
+            "strategy": one.config()["strategy"] or ("ddp" if ranks > 1 else "single"),
             "steps": 40, "train_time_s": 20.0, "num_parameters": 1000, "final": {"train_loss": 0.25, "loss": 0.4},
             "best": {"metric": "accuracy", "mode": "max", "value": 0.9, "step": 40}, "memory_mb": 210.0, **facts,
         }  # fmt: skip

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from run_tree import NOW_S, Tree, evaluation, expected, has, lines, record, row
 
-from trainpkg.tables.summarise import Tables, render, summarise
+from trainpkg.tables.assemble import Tables
+from trainpkg.tables.render import render
+from trainpkg.tables.summarise import summarise
 
 GOOD = lines([record(10, 2.0)])
 SECOND = "metrics.jsonl: 1 bad, first in line 2"
@@ -65,7 +67,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
             sheet.append(expected(f"{Path(name).stem}-{kind}"))
             tree.finished(sheet[-1], [record(10, 1.0)]).raw(sheet[-1].run, name, content)
     found = summarise(results, sheet, NOW_S)
-    assert set(render(found)) >= {"runs.csv", "summary.md"}
+    assert set(dict(render(found))) >= {"runs.csv", "summary.md"}
     return found
 
 
@@ -92,7 +94,7 @@ def test_directories_in_place_of_files_and_odd_names_are_never_fatal(tmp_path: P
     (tmp_path / "runs/c").write_bytes(b"")
     os.mkdir(os.fsencode(tmp_path / "runs") + b"/\xff")  # noqa: PTH102  (bytes that are no UTF-8)
     tables = summarise(tmp_path, [expected("a"), expected("b"), expected("c")], NOW_S)
-    render(tables)
+    dict(render(tables))
     assert "metrics.jsonl is unreadable (IsADirectoryError)" in row(tables.runs, "a")["notes"]
     assert row(tables.runs, "c")["notes"] == "no directory but a file"
     assert len(tables.runs) == 4
@@ -117,11 +119,25 @@ def test_names_of_others_never_hide_columns_of_ours(tmp_path: Path) -> None:
     tables = summarise(tmp_path, [expected("a")], NOW_S)
     has(row(tables.runs, "a"), eval_source="train", eval_step=1, eval_loss=3.0, step=40)
     has(row(tables.runs, "odd"), eval_source="evaluate", eval_step=None, eval_run=2.0, step=None, world_size=None)
-    assert "a\\|b" in render(tables)["summary.md"].decode()
+    assert "a\\|b" in dict(render(tables))["summary.md"].decode()
 
 
 def test_halves_of_characters_do_not_end_up_in_files(tmp_path: Path) -> None:
     tree = Tree(tmp_path).finished(expected("a"), [evaluation(1, **{"\ud800": 1.0})], device="\ud800")
     tree.json("a", "evaluation.json", {"metrics": {"\ud801": 1}})
     tree.attempt("a", 2, "failed", NOW_S - 7200, 0.1, cause="\ud802 died")
-    render(summarise(tmp_path, [expected("a")], NOW_S))
+    dict(render(summarise(tmp_path, [expected("a")], NOW_S)))
+
+
+def test_numbers_beyond_all_measure_are_never_fatal(tmp_path: Path) -> None:
+    """In configs, documents, and as names of directories."""
+    huge = 10**400
+    tree = Tree(tmp_path).config(expected("a", seed=huge, optim__lr=math.inf, model__width=2**63))
+    tree.finished(expected("b", seed=1), [record(10, 1.0)], steps=huge, world_size=huge, num_parameters=2**63)
+    tree.attempt("b", 1, "finished", 1e300, 1e300, step_first=huge, status=huge, restarts=2**70)
+    tree.raw("b", f"launch/{10**30}/attempt.json", b"{}").raw("b", "launch/007/attempt.json", b"{}")
+    tree.json("b", "evaluation.json", {"step": huge, "num_samples": huge, "metrics": {"loss": huge, "accuracy": 1e300}})
+    tables = summarise(tmp_path, [expected("a"), expected("b")], NOW_S)
+    dict(render(tables))
+    has(row(tables.runs, "b"), status="finished", step=None, num_parameters=None, num_attempts=1, eval_accuracy=1e300)
+    assert row(tables.runs, "a")["seed"] == str(huge)

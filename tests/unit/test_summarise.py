@@ -16,9 +16,10 @@ import pytest
 from run_tree import NOW_S, Tree, evaluation, expected, has, lines, record, row
 
 from trainpkg.__main__ import main
-from trainpkg.tables import collect as collecting
-from trainpkg.tables import records
-from trainpkg.tables.summarise import Tables, publish, render, summarise
+from trainpkg.tables import listing, records
+from trainpkg.tables.assemble import Tables
+from trainpkg.tables.render import publish, render
+from trainpkg.tables.summarise import summarise
 
 SHEET = [
     expected("done", optim__lr=0.01),
@@ -128,7 +129,7 @@ def test_attempts_have_one_row_each(tables: Tables) -> None:
 
 
 def test_csv_has_the_short_list_and_what_differs_and_parquet_has_all(tables: Tables) -> None:
-    files = render(tables)
+    files = dict(render(tables))
     csv, parquet = pd.read_csv(io.BytesIO(files["runs.csv"])), pd.read_parquet(io.BytesIO(files["runs.parquet"]))
     assert {"optim.lr", "seed", "model.name", "train.global_batch"} <= set(csv.columns)
     assert not {"slurm.gpu_type", "logging.every_steps", "launch.env"} & set(csv.columns)
@@ -136,13 +137,12 @@ def test_csv_has_the_short_list_and_what_differs_and_parquet_has_all(tables: Tab
     assert list(csv["optim.lr"]) == [0.01] + [0.001] * 6
     assert str(parquet["seed"].dtype) == "Int64"
     assert parquet["launch.env"].iloc[0] == "{}"
-    assert sorted(files) == [
-        "attempts.csv", "evaluations.csv", "runs.csv", "runs.parquet", "steps.parquet", "summary.md",
-    ]  # fmt: skip
+    names = ("attempts", "evaluations", "runs", "seeds", "steps")
+    assert sorted(files) == sorted([f"{name}.{kind}" for name in names for kind in ("csv", "parquet")] + ["summary.md"])
 
 
 def test_summary_names_best_failures_and_notes(tables: Tables) -> None:
-    text = render(tables)["summary.md"].decode()
+    text = dict(render(tables))["summary.md"].decode()
     assert text.startswith("# Runs\n\n7 runs: 2 finished, 1 running, 2 failed, 2 absent.")
     assert "Best: **done**, accuracy 0.9 at step 40 (highest of 1)." in text
     assert "- **broken**: rank 1 on node 0 (n1) was killed" in text
@@ -185,8 +185,8 @@ def test_status(tmp_path: Path, steps: list[Any], status: str) -> None:
 
 def test_without_any_run_all_tables_are_still_written(tmp_path: Path) -> None:
     tables = summarise(tmp_path / "none", [], NOW_S)
-    assert render(tables)["summary.md"].decode().startswith("# Runs\n\n0 runs.")
-    assert list(pd.read_csv(io.BytesIO(render(tables)["runs.csv"])).columns)[:4] == [
+    assert dict(render(tables))["summary.md"].decode().startswith("# Runs\n\n0 runs.")
+    assert list(pd.read_csv(io.BytesIO(dict(render(tables))["runs.csv"])).columns)[:4] == [
         "run",
         "recipe",
         "status",
@@ -211,16 +211,15 @@ def test_overlapping_attempts_and_generations() -> None:
 @contextlib.contextmanager
 def any_order(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[None]:
     """File systems that list names in another order."""
-    scandir, iterdir, shuffle = os.scandir, Path.iterdir, random.Random(seed).shuffle
+    scandir, shuffle = os.scandir, random.Random(seed).shuffle
 
-    def listed(entries: Any) -> list[Any]:
-        found = list(entries)
+    def shuffled(path: Any) -> Any:
+        found = list(scandir(path))
         shuffle(found)
-        return found
+        return contextlib.nullcontext(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(collecting.os, "scandir", lambda path: contextlib.nullcontext(listed(scandir(path))))
-        patch.setattr(Path, "iterdir", lambda self: iter(listed(iterdir(self))))
+        patch.setattr(listing.os, "scandir", shuffled)
         yield
 
 
@@ -229,14 +228,14 @@ def test_same_files_give_the_same_bytes_in_any_order(tmp_path: Path, monkeypatch
     tree = Tree(tmp_path)
     for number in range(12):
         tree.finished(expected(f"extra{number}", recipe=f"r{number % 3}"), [record(10, 1.0)])
-    before = render(summarise(tmp_path, SHEET, NOW_S))
+    before = dict(render(summarise(tmp_path, SHEET, NOW_S)))
     for seed in range(3):
         with any_order(monkeypatch, seed):
-            assert render(summarise(tmp_path, SHEET, NOW_S)) == before
+            assert dict(render(summarise(tmp_path, SHEET, NOW_S))) == before
 
 
 def test_publish_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(tmp_path, {"runs.csv": b"old"})
+    publish(tmp_path, [("runs.csv", b"old")])
 
     def full(self: Path, content: bytes) -> int:
         self.open("wb").close()
@@ -244,7 +243,7 @@ def test_publish_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(Path, "write_bytes", full)
-        publish(tmp_path, {"runs.csv": b"new"})
+        publish(tmp_path, [("runs.csv", b"new")])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"runs.csv": b"old"}
 
 
@@ -258,7 +257,8 @@ def test_subcommand_writes_tables_and_plots(tmp_path: Path, capsys: pytest.Captu
     assert main(["summarise", "--config-json", json.dumps(config)]) == 0
     assert capsys.readouterr().out == f"2 runs: 2 absent: {results}/tables/summary.md\n"
     assert sorted(path.name for path in (results / "plots").iterdir()) == [
-        "loss_over_steps.svg", "loss_over_time.svg", "throughput_over_world_size.svg",
+        "evaluation_over_steps.svg", "loss_over_data.svg", "loss_over_steps.svg", "loss_over_time.svg", "memory.svg",
+        "restarts.svg", "sweep.svg", "throughput_over_steps.svg", "throughput_over_world_size.svg",
     ]  # fmt: skip
     table = pd.read_csv(results / "tables/runs.csv")
     assert list(table["optim.lr"]) == [0.01, 0.001]

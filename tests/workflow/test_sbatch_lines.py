@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -72,17 +73,17 @@ def normalised(arguments: list[str]) -> str:
     return re.sub(r"--job-name \S+", "--job-name <name>", line)
 
 
-def train_lines(sheet: Path, fake_slurm: Path, *arguments: str) -> dict[str, str]:
+def train_lines(sheet: Path, fake_slurm: Path, *arguments: str, num_jobs: int | None = None) -> dict[str, str]:
     """Rule and wildcards of each `train` job -> its sbatch line, with what differs between machines replaced.
 
     Snakemake is killed once it has submitted all of them: nobody would ever say that they are done.
     """
-    num_runs = len((sheet / "config/runs.tsv").read_text().splitlines()) - 1
+    num_jobs = num_jobs or len((sheet / "config/runs.tsv").read_text().splitlines()) - 1
     with (sheet / "snakemake.log").open("w") as log:
         process = subprocess.Popen([*SNAKEMAKE, *arguments], cwd=sheet, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
-        while len(jobs := sorted(fake_slurm.glob("job-*"))) < num_runs:
+        while len(jobs := sorted(fake_slurm.glob("job-*"))) < num_jobs:
             assert process.poll() is None and time.monotonic() < deadline, (sheet / "snakemake.log").read_text()
             time.sleep(0.1)
     finally:
@@ -90,6 +91,82 @@ def train_lines(sheet: Path, fake_slurm: Path, *arguments: str) -> dict[str, str
         process.wait()
     lines = [job.read_text().splitlines() for job in jobs]
     return {comment_of(line): normalised(line) for line in lines}
+
+
+SHARED = Path(__file__).resolve().parents[1] / "golden" / "sbatch_shared.txt"
+
+
+@pytest.fixture
+def small_runs(sheet: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five small runs of which two share a job, one with a time limit of its own, and a large one."""
+    monkeypatch.chdir(sheet)
+    recipe = (sheet / "config/recipes/digits_ddp.yaml").read_text()
+    small = "slurm: {runs_per_job: 2, runtime: '5'}\nlaunch: {gpus_per_node: 1, device: cuda}\n"
+    (sheet / "config/recipes/small.yaml").write_text(f"{recipe}{small}sweep: {{grid: {{seed: [0, 1, 2, 3, 4]}}}}\n")
+    rows = "run\trecipe\tslurm.runtime\tlaunch.nodes\nquick\tsmall\t\t\nlarge\tdigits_ddp\t\t4\n"
+    (sheet / "config/runs.tsv").write_text(rows)
+    present_smoke_results(sheet)
+    return sheet
+
+
+def test_small_runs_share_jobs_in_sequence(small_runs: Path, fake_slurm: Path) -> None:
+    lines = train_lines(small_runs, fake_slurm, "--executor", "slurm", "--profile", "cluster", num_jobs=4)
+    text = "\n".join(f"{name}\n  sbatch {lines[name]}" for name in sorted(lines)) + "\n"
+    if os.environ.get("TRAINPKG_GOLDEN") == "write":
+        SHARED.write_text(text)
+    assert text == SHARED.read_text(), f"where the new lines are right: {REPAIR}"
+
+
+SCRIPT = """\
+import pathlib, sys, time
+began = time.time()
+time.sleep(0.5)
+pathlib.Path(sys.argv[1]).write_text(f"{began} {time.time()}")
+sys.exit(sys.argv[1] in ("bad", "worse"))
+"""
+OWN = """\
+entry: {script: own.py, args: [SHAPE]}
+launch: {device: cpu, where: local, max_restarts: 0}
+slurm: {runs_per_job: 4}
+"""
+
+
+def test_a_run_that_fails_does_not_keep_those_that_share_its_job_from_being_trained(
+    sheet: Path, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What sbatch was given, run here, without a Slurm: the same two Snakemakes and `launch`."""
+    monkeypatch.chdir(sheet)
+    Path("own.py").write_text(SCRIPT)
+    names = ("bad", "good", "fine", "worse")  # in the sheet's order or its reverse, one that fails comes first
+    for name in names:
+        Path(f"config/recipes/{name}.yaml").write_text(OWN.replace("SHAPE", name))
+    Path("config/runs.tsv").write_text("run\trecipe\n" + "".join(f"{name}\t{name}\n" for name in names))
+    present_smoke_results(sheet)
+    train_lines(sheet, fake_slurm, "--executor", "slurm", "--profile", "cluster", num_jobs=1)
+    [job] = fake_slurm.glob("job-*")
+    [wrap] = re.findall(r"^--wrap=(.*)$", job.read_text(), re.M)
+    subprocess.run([*SNAKEMAKE, "--unlock"], check=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", wrap],
+        env={**os.environ, "SLURM_JOB_ID": "4242"}, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert sorted(path.parent.name for path in Path("results/runs").glob("*/train.json")) == ["fine", "good"], said
+    spans = sorted(tuple(map(float, Path(name).read_text().split())) for name in names)
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans)), "one after the other"
+
+
+def test_a_profile_in_which_they_would_not_is_refused(small_runs: Path, fake_slurm: Path) -> None:
+    profile = small_runs / "cluster/profile.yaml"
+    text = profile.read_text()
+    for line in re.findall(r"^(?:resources|set-resource-scopes|group-components):.*$", text, re.M):
+        profile.write_text(text.replace(line, ""))
+        done = subprocess.run(
+            [*SNAKEMAKE, "--executor", "slurm", "--profile", "cluster"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "slurm.runs_per_job > 1 needs three lines" in done.stdout + done.stderr, line
 
 
 def present_smoke_results(sheet: Path) -> None:

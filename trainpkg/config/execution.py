@@ -109,6 +109,10 @@ class Launch(Section):
         60.0, "The same for ranks that are saving a checkpoint, where the end was asked for or the saving can succeed.",
         ge=0,
     )  # fmt: skip
+    peak_tflops: float | None = execution(
+        None, "Peak of one rank's device in train.precision, in TFLOP/s without sparsity, for the tables' MFU; left "
+        "out: known by the device's name for common GPUs.", gt=0,
+    )  # fmt: skip
     max_restarts: int = execution(2, "Restarts of all ranks in place after a failure.", ge=0)
 
     @property
@@ -145,8 +149,15 @@ class Slurm(Section):
         "USR2@120", "Warning signal and seconds before the limit; null: none (the clock still works).",
         pattern=r"^([A-Z]+:)?(SIG)?[A-Z0-9]+@\d+$",
     )  # fmt: skip
+    price_per_gpu_hour: float | None = execution(
+        None, "What an hour of one GPU (of one process on a CPU run) costs; the tables multiply it.", ge=0
+    )
+    currency: str = execution("", "Of that price, such as EUR; stands beside each cost in the tables.")
     requeue: Literal["auto", "never"] = execution(
         "auto", "auto: a job that has saved near its limit puts itself back into the queue; never: Snakemake's retries."
+    )
+    runs_per_job: int = execution(
+        1, "Runs alike in what they ask for that share a Slurm job, one after the other; runtime is that of each.", ge=1
     )
     extra: str = execution("", "Further sbatch options, appended to ours.")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+S = TypeVar("S", bound="Section")
+R = TypeVar("R")
 IDENTITY = {"identity": True}
 EXECUTION = {"identity": False}
 FREE_FORM = ("launch.env", "launch.env_prepend")  # mappings whose keys are the user's
@@ -29,16 +33,58 @@ class Section(BaseModel):
     )
 
 
+class _Same:
+    """An object as a key of a cache: equal to itself alone, and kept, so that nothing else gets its id."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def __hash__(self) -> int:
+        return id(self.kept)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.kept is other.kept
+
+
+def once_per_object(function: Callable[[S], R]) -> Callable[[S], R]:
+    """Runs of one recipe share most of their sections, which never change: what was found out of one is remembered.
+
+    Callers must leave what is returned as it is.
+    """
+
+    @lru_cache(maxsize=256)
+    def found(same: _Same) -> R:
+        return function(same.kept)
+
+    @wraps(function)
+    def asked(section: S) -> R:
+        return found(_Same(section))
+
+    return asked
+
+
+@once_per_object
 def identity_of(section: Section) -> dict[str, Any]:
     """The identity keys of a section and of all sections inside it."""
-    kept = {}
-    for name, field in type(section).model_fields.items():
-        extra = field.json_schema_extra
-        value = getattr(section, name)
-        if isinstance(extra, dict) and not extra["identity"]:
-            continue
-        kept[name] = identity_of(value) if isinstance(value, Section) else value
-    return kept
+    names = _identity_keys(type(section))
+    values = [(name, getattr(section, name)) for name in names]
+    return {name: identity_of(value) if isinstance(value, Section) else value for name, value in values}
+
+
+@lru_cache
+def _identity_keys(kind: type[Section]) -> tuple[str, ...]:
+    extras = {name: field.json_schema_extra for name, field in kind.model_fields.items()}
+    return tuple(name for name, extra in extras.items() if not isinstance(extra, dict) or extra["identity"])
+
+
+def flat_section(section: Section, name: str) -> dict[str, Any]:
+    """All keys of a section as JSON has them, as `name.key: value`. Found once per object, as above."""
+    return _flat_section(_Same(section), name)
+
+
+@lru_cache(maxsize=256)
+def _flat_section(same: _Same, name: str) -> dict[str, Any]:
+    return flatten(same.kept.model_dump(mode="json"), f"{name}.")
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from trainpkg.config import features, site, starts, submission
 from trainpkg.config.execution import Launch, Slurm, Smoke
-from trainpkg.config.keys import Section, execution, flatten, identity, identity_of
+from trainpkg.config.keys import Section, execution, flat_section, identity, identity_of
 from trainpkg.config.optimisation import Ema, Optim
 from trainpkg.config.training import Checkpoint, Ddp, Evaluate, Fsdp, Logging, Profile
 from trainpkg.config.work import ConvModel, Data, Entry, Model, Train, ViTModel
@@ -91,7 +91,14 @@ class Run(Section):
 
     def flat(self) -> dict[str, Any]:
         """All keys as `section.key: value`."""
-        return flatten(self.tree())
+        flat: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Section):
+                flat.update(flat_section(value, name))
+            elif value is not None or name not in starts.OPTIONAL:
+                flat[name] = value
+        return flat
 
     def tree(self) -> dict[str, Any]:
         """All keys as JSON has them, without the sections that a program of the user's own stands for."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from trainpkg import variables
 from trainpkg.config.execution import Launch
+from trainpkg.config.keys import once_per_object
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$(\w+|\{)|\$\(|`")
@@ -59,6 +60,7 @@ _FLAGS = "lqsvEHIOQXkV"  # short options without a value, after which others may
 _EXPORT = "export it in launch.prologue, or in the environment from which jobs are submitted"
 
 
+@once_per_object
 def disagreements(launch: Launch) -> list[str]:
     """Sentences on what these keys must not say."""
     return [*_env(launch), *_env_prepend(launch), *_start(launch), *_srun_args(launch), *_backend(launch)]

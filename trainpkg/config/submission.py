@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from trainpkg.config.execution import Slurm
+from trainpkg.config.keys import once_per_object
 
 
 def signal_trouble(text: str) -> str | None:
@@ -20,6 +21,7 @@ def signal_trouble(text: str) -> str | None:
     return None
 
 
+@once_per_object
 def disagreements(slurm: Slurm) -> list[str]:
     """Sentences on keys of the section `slurm`."""
     found = []

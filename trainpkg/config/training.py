@@ -44,6 +44,9 @@ class Logging(Section):
 
     every_steps: int = execution(10, "Steps between records.", ge=1)
     eval_every_steps: int = execution(100, "Steps between evaluations during training; the last step always.", ge=1)
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = execution(
+        (), "Who is told each record as well; each is an extra of the package: pip install 'trainpkg[NAME]'."
+    )
     layers: bool = execution(False, "Gradient norm and update ratio of each block in every record.")
 
 

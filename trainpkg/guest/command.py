@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     where = rendezvous(os.environ, identity)
     from trainpkg import sheet
 
-    loaded = sheet.load(sheet.config_of(args))
+    loaded = sheet.load(sheet.config_of(args), lazily=True)
     run = loaded.run(args.run)
     if where is not None and identity.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         require_own(where[0], os.environ)

@@ -17,17 +17,19 @@ from typing import Any, TypeVar
 import torch
 
 from trainpkg.runtime.distributed import RankContext
+from trainpkg.runtime.trackers import NoTracker, Tracker, numbers
 
 T = TypeVar("T")
 
 
 class MetricsFile:
-    """Appends records to `path` on rank 0; does nothing on other ranks."""
+    """Appends records to `path` on rank 0, and tells the tracker; does nothing on other ranks."""
 
-    def __init__(self, ctx: RankContext, path: Path) -> None:
+    def __init__(self, ctx: RankContext, path: Path, tracker: Tracker | None = None) -> None:
         self.path = path
         self._common = {"attempt": ctx.attempt, "generation": ctx.generation}
         self._stream = None
+        self._tracker = tracker or NoTracker()
         if ctx.is_main:
             torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
             self._stream = path.open("a")
@@ -44,10 +46,12 @@ class MetricsFile:
             record["note"] = ", ".join(odd)
         self._stream.write(json.dumps(record, allow_nan=False) + "\n")
         self._stream.flush()
+        self._tracker.metrics(record["step"], numbers(record))
 
-    def close(self) -> None:
+    def close(self, verdict: str = "finished") -> None:
         if self._stream is not None:
             self._stream.close()
+        self._tracker.close(verdict)
 
 
 def strict(values: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:

@@ -77,14 +77,14 @@ def parse(data: bytes) -> Metrics:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        record, damaged = _record(line)
+        record, damaged = read_line(line)
         if damaged:
             bad_lines.append(number)
         if record is None:
             continue
         num_good += 1
         if record["kind"] == "eval":
-            _keep_eval(evals, record)
+            keep_eval(evals, record)
         else:
             _keep_train(train, nonfinite, record)
     array = np.array([train[step] for step in sorted(train)], dtype=np.float64).reshape(-1, len(TRAIN_FIELDS))
@@ -94,11 +94,11 @@ def parse(data: bytes) -> Metrics:
         num_bad=len(bad_lines),
         num_nonfinite=len(nonfinite),
         num_overwritten=num_good - len(train) - len(evals),
-        notes=_notes(bad_lines, len(lines), nonfinite, array),
+        notes=notes_on(bad_lines, len(lines), nonfinite, array),
     )
 
 
-def _record(line: bytes) -> tuple[dict[str, Any] | None, bool]:
+def read_line(line: bytes) -> tuple[dict[str, Any] | None, bool]:
     """The record in a line, and whether the line is damaged.
 
     A writer killed inside a line leaves a torn one, and the next attempt appends to it: what follows the tear is whole.
@@ -152,7 +152,8 @@ def _keep_train(kept: dict[int, list[Any]], nonfinite: set[int], record: dict[st
         nonfinite.discard(step)
 
 
-def _keep_eval(kept: dict[int, EvalRecord], record: dict[str, Any]) -> None:
+def keep_eval(kept: dict[int, EvalRecord], record: dict[str, Any]) -> None:
+    """Put an evaluation into `kept` by its step, unless a later attempt or generation stands there."""
     step = record["step"]
     before = kept.get(step)
     if before is not None and (before.attempt, before.generation) > (record["attempt"], record["generation"]):
@@ -179,7 +180,8 @@ def number(value: Any) -> float:
     return float(value)
 
 
-def _notes(bad: list[int], num_lines: int, nonfinite: set[int], train: NDArray[np.float64]) -> tuple[str, ...]:
+def notes_on(bad: list[int], num_lines: int, nonfinite: set[int], train: NDArray[np.float64]) -> tuple[str, ...]:
+    """What a reader of the tables should know: bad lines, steps without a finite loss, a clock that went back."""
     notes = []
     if bad:
         # A file that ends with a newline splits into an empty last line: then no line is torn.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainpkg.tables.runs import COST, OUTCOME
+from trainpkg.tables.columns import config_columns
 
 STATUSES = ("finished", "running", "failed", "absent")
 # A sheet of thousands still gives a page: the tables have them all.
@@ -20,11 +20,15 @@ HEADINGS = {
 }  # fmt: skip
 
 
-def markdown(runs: pd.DataFrame) -> str:
+def markdown(runs: pd.DataFrame, no_steps_csv: bool = False) -> str:
     """The page: counts, a table per recipe with the best run first named, failures with their causes, damaged files."""
     parts = ["# Runs", f"{counted(runs['status'].value_counts().to_dict())}. All columns: runs.csv."]
     if (runs["device"] == "cpu").any():
         parts.append("GPU hours are ranks x hours: hours of processes for runs on a CPU.")
+    if no_steps_csv:
+        parts.append(
+            "More training records than a spreadsheet opens: they are in steps.parquet, and steps.csv is empty."
+        )
     for recipe in runs["recipe"].drop_duplicates():
         parts += _recipe(str(recipe) or "(unknown recipe)", runs[runs["recipe"] == recipe])
     failed = runs[runs["status"] == "failed"]
@@ -54,11 +58,13 @@ def _listed(title: str, lines: list[str]) -> list[str]:
 
 
 def _recipe(name: str, runs: pd.DataFrame) -> list[str]:
-    best = _best(runs)
+    best = runs[(runs["place_in_recipe"] == 1).fillna(False)]
     parts = [f"## {name}"]
-    if best is not None:
-        row = runs.loc[best]
-        among = f"{'lowest' if row['best_metric_mode'] == 'min' else 'highest'} of {runs['best_metric'].notna().sum()}"
+    if len(best):
+        row = best.iloc[0]
+        among = (
+            f"{'lowest' if row['best_metric_mode'] == 'min' else 'highest'} of {runs['place_in_recipe'].notna().sum()}"
+        )
         value = f"{row['best_metric_name']} {_text(row['best_metric'])} at step {_text(row['best_step'])}"
         parts.append(f"Best: **{row['run']}**, {value} ({among}).")
     shown = runs.head(MAX_ROWS)
@@ -75,26 +81,9 @@ def _recipe(name: str, runs: pd.DataFrame) -> list[str]:
     return parts
 
 
-def _best(runs: pd.DataFrame) -> Any:
-    """Index of the recipe's best run by the recipe's own metric; None where runs name several or none."""
-    known = runs[runs["best_metric"].notna() & runs["best_metric_name"].notna()]
-    if known.empty or len(known[["best_metric_name", "best_metric_mode"]].drop_duplicates()) > 1:
-        return None
-    lowest = known["best_metric_mode"].iloc[0] == "min"
-    return known["best_metric"].idxmin() if lowest else known["best_metric"].idxmax()
-
-
 def _varied(runs: pd.DataFrame) -> list[str]:
-    """Config keys whose values differ within the recipe, at most four: what tells its runs apart."""
-    config = [
-        name
-        for name in runs.columns
-        if name not in ("run", "recipe", "status", "in_sheet")
-        and name not in OUTCOME
-        and name not in COST
-        and not name.startswith("eval_")
-    ]
-    return [name for name in config if runs[name].nunique(dropna=False) > 1][:4]
+    """What differs within the recipe of what was asked for, at most four: what tells its runs apart."""
+    return [name for name in config_columns(runs) if runs[name].nunique(dropna=False) > 1][:4]
 
 
 def _cell(row: Mapping[Any, Any], key: str) -> str:

@@ -1,4 +1,4 @@
-"""The table with one row per run: its state, its config, what it came to, what it cost and how it scaled.
+"""The row of one run: its state, what it came to and what it cost.
 
 No run is dropped: failed, running and absent ones are rows with their status.
 """
@@ -10,74 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from trainpkg.tables import costs
+from trainpkg.tables.attempts import cause_of, topology, total
 from trainpkg.tables.collect import RunFiles
-from trainpkg.tables.frames import (
-    attempt_row,
-    cause_of,
-    eval_columns,
-    final_metrics,
-    frame,
-    metric_order,
-    text,
-    topology,
-    whole,
-)
+from trainpkg.tables.frames import eval_columns, final_metrics, text, whole
 from trainpkg.tables.records import Metrics, clean, number
-from trainpkg.tables.scaling import Measured, scaling
 
 # A holder beats every few seconds; without a beat for so long it is taken for dead.
 FRESH_S = 90.0
-# Config columns of the CSV and the summary even where all runs agree; all others only where runs differ.
-SHORT_LIST = (
-    "task", "strategy", "model.name", "data.name", "launch.nodes", "launch.gpus_per_node", "optim.name", "optim.lr",
-    "train.global_batch", "train.max_steps", "train.precision", "seed",
-)  # fmt: skip
-BEFORE_CONFIG = {"run": "string", "recipe": "string", "status": "string", "in_sheet": "boolean"}
-OUTCOME = {
-    "device": "string", "world_size": "Int64", "num_nodes": "Int64", "num_parameters": "Int64", "step": "Int64",
-    "max_steps": "Int64", "final_loss": "float64", "best_metric_name": "string", "best_metric_mode": "string",
-    "best_metric": "float64", "best_step": "Int64", "eval_source": "string", "eval_step": "Int64",
-}  # fmt: skip
-COST = {
-    "samples_per_second": "float64", "tokens_per_second": "float64", "samples_per_second_per_rank": "float64",
-    "tokens_per_second_per_rank": "float64", "scaling_kind": "string", "scaling_series": "string",
-    "scaling_base_world_size": "Int64", "scaling_efficiency_percent": "float64", "memory_mb": "float64",
-    "train_time_s": "float64", "gpu_hours": "float64", "num_attempts": "Int64", "num_failures": "Int64",
-    "last_verdict": "string", "cause": "string", "num_records": "Int64", "num_overwritten_records": "Int64",
-    "num_nonfinite_records": "Int64", "num_bad_records": "Int64", "notes": "string",
-}  # fmt: skip
-
-
-def runs_table(runs: Sequence[RunFiles], now_s: float) -> pd.DataFrame:
-    """All columns, with every key of the config; `now_s` (unix seconds) decides whether a lock's beat is fresh."""
-    rows = [_row(one, now_s) for one in runs]
-    for row, its in zip(rows, scaling([_measured(one, row) for one, row in zip(runs, rows, strict=True)]), strict=True):
-        row.update({
-            "scaling_kind": its.kind, "scaling_series": its.series, "scaling_base_world_size": its.base_world_size,
-            "scaling_efficiency_percent": its.efficiency_percent,
-        })  # fmt: skip
-    metrics = metric_order({name[5:] for row in rows for name in row if name.startswith("eval_")} - {"source", "step"})
-    types = {**BEFORE_CONFIG, **OUTCOME, **{f"eval_{name}": "float64" for name in metrics}, **COST}
-    # A directory may hold any config: a key named like a column of ours gives way to it.
-    keys = {key for one in runs for key in one.config if key not in types and not key.startswith("eval_")}
-    for one, row in zip(runs, rows, strict=True):
-        row.update({key: value for key, value in one.config.items() if key in keys and key != "strategy"})
-    config = sorted(keys.union(_strategy_column(runs)))
-    order = [*BEFORE_CONFIG, *config, *OUTCOME, *(f"eval_{name}" for name in metrics), *COST]
-    return frame(rows, types)[order]
-
-
-def short_columns(table: pd.DataFrame) -> list[str]:
-    """The columns for reading: of the config only the short list and the keys whose values differ between runs."""
-    outcome = [name for name in table.columns if name in OUTCOME or name in COST or name.startswith("eval_")]
-    config = [name for name in table.columns if name not in BEFORE_CONFIG and name not in outcome]
-    # A directory without a config says nothing, and so makes no difference.
-    known = table[config].notna().any(axis=1)
-    shown = [name for name in SHORT_LIST if name in config]
-    shown += [name for name in config if name not in SHORT_LIST and table.loc[known, name].nunique(dropna=False) > 1]
-    return [*BEFORE_CONFIG, *shown, *outcome]
 
 
 def status_of(one: RunFiles, now_s: float) -> tuple[str, str | None]:
@@ -87,7 +28,7 @@ def status_of(one: RunFiles, now_s: float) -> tuple[str, str | None]:
     attempt has no end and the lock's beat is fresh, or it ended to be run again. failed: it ended otherwise, or nobody
     recorded an end and the lock is stale. absent: nothing was started.
     """
-    if one.train is not None and one.train.get("status", "finished") == "finished":
+    if _is_finished(one):
         return "finished", None
     beating = one.lock is not None and now_s - _last_beat(one) <= FRESH_S
     if not one.attempts:
@@ -104,6 +45,17 @@ def status_of(one: RunFiles, now_s: float) -> tuple[str, str | None]:
     return "failed", None
 
 
+def is_settled(one: RunFiles) -> bool:
+    """Whether its row follows from its files alone: neither the clock nor the sheet's config has a say in it."""
+    last = one.attempts[-1].facts if one.attempts else {}
+    ended = not math.isnan(number(last.get("end"))) and last.get("verdict") != "again"
+    return one.has_own_config and (_is_finished(one) or ended)
+
+
+def _is_finished(one: RunFiles) -> bool:
+    return one.train is not None and one.train.get("status", "finished") == "finished"
+
+
 def _last_beat(one: RunFiles) -> float:
     """The newer of the two signs of life: clocks of nodes and of file servers differ."""
     if one.lock is None:
@@ -111,23 +63,26 @@ def _last_beat(one: RunFiles) -> float:
     return float(np.nanmax([one.lock.beat_unix_s, one.lock.mtime_unix_s]))
 
 
-def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
+def run_row(one: RunFiles, attempts: Sequence[Mapping[str, Any]], now_s: float) -> dict[str, Any]:
+    """The run's cells but for those that only all runs together say, and but for the config's.
+
+    `attempts` are its rows of that table; `now_s` (unix seconds) decides whether a lock's beat is fresh.
+    """
     status, why = status_of(one, now_s)
     train = one.train or {}
     nodes, ranks = topology(one)
-    costs = [attempt_row(one, attempt)["gpu_hours"] for attempt in one.attempts]
     notes = [*one.notes, *([why] if why else [])]
-    if costs and None in costs:
-        notes.append(f"gpu_hours leaves out {costs.count(None)} of {len(costs)} attempts: times or ranks unknown")
+    unknown = sum(row["gpu_hours"] is None for row in attempts)
+    if unknown:
+        notes.append(f"gpu_hours leaves out {unknown} of {len(attempts)} attempts: times or ranks unknown")
     last = one.attempts[-1] if one.attempts else None
-    strategy = train.get("strategy") or one.config.get("strategy")
-    return {
+    row = {
         "run": one.run,
         "recipe": one.recipe,
         "status": status,
-        "in_sheet": one.in_sheet,
-        **({"strategy": strategy} if one.config or strategy else {}),
+        "strategy": text(train.get("strategy")) or _strategy_asked(one, ranks),
         "device": text(train.get("device")) or (text(last.plan.get("device")) if last else None) or _device_asked(one),
+        "gpu": text(train.get("device_name")),
         "world_size": ranks,
         "num_nodes": nodes,
         "num_parameters": whole(train.get("num_parameters")),
@@ -135,7 +90,9 @@ def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
         **_progress(one.metrics, train),
         **_evaluation(one),
         **_speed(one.metrics, train, ranks),
-        "gpu_hours": sum(cost for cost in costs if cost is not None) if any(c is not None for c in costs) else None,
+        "gpu_hours": total(attempts, "gpu_hours"),
+        "currency": text(one.config.get("slurm.currency")) or None,
+        "hours_lost_to_restarts": total(attempts, "hours_lost"),
         "num_attempts": len(one.attempts),
         "num_failures": sum(len(attempt.failures) for attempt in one.attempts),
         "last_verdict": text(last.facts.get("verdict")) if last else None,
@@ -147,15 +104,23 @@ def _row(one: RunFiles, now_s: float) -> dict[str, Any]:
         "num_bad_records": one.metrics.num_bad,
         "notes": clean("; ".join(notes)) or None,
     }
+    row["cost"] = costs.cost(row["gpu_hours"], one.config)
+    row["mfu_percent"] = costs.mfu_percent(row, one.config)
+    return row
+
+
+def _strategy_asked(one: RunFiles, ranks: int | None) -> str | None:
+    """Left out it follows from the number of ranks, so that a run that failed is not of another kind than its peers."""
+    nodes, gpus = (whole(one.config.get(f"launch.{name}")) for name in ("nodes", "gpus_per_node"))
+    if ranks is None and nodes is not None:
+        ranks = nodes * gpus if gpus is not None else (nodes if _device_asked(one) == "cpu" else None)
+    usual = None if ranks is None or "model.name" not in one.config else "ddp" if ranks > 1 else "single"
+    return text(one.config.get("strategy")) or usual
 
 
 def _device_asked(one: RunFiles) -> str | None:
     device = text(one.config.get("launch.device"))
     return None if device == "auto" else device
-
-
-def _strategy_column(runs: Sequence[RunFiles]) -> set[str]:
-    return {"strategy"} if any(one.config or (one.train or {}).get("strategy") for one in runs) else set()
 
 
 def _progress(metrics: Metrics, train: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,17 +177,3 @@ def _largest(metrics: Metrics, name: str) -> float | None:
     values = metrics.column(name)
     values = values[np.isfinite(values)]
     return float(values.max()) if len(values) else None
-
-
-def _measured(one: RunFiles, row: Mapping[str, Any]) -> Measured:
-    samples = row["samples_per_second"]
-    batch = number(one.config.get("train.global_batch"))
-    return Measured(
-        recipe=one.recipe,
-        strategy=row.get("strategy"),
-        device=row["device"],
-        world_size=row["world_size"],
-        throughput=None if math.isnan(samples) else samples,
-        global_batch=None if math.isnan(batch) else batch,
-        config=one.config,
-    )

@@ -20,13 +20,11 @@ percent (several seeds: their median has).
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-FREE_KEYS = frozenset({"seed", "strategy", "train.max_steps", "train.global_batch"})
+import pandas as pd
+
+FREE_KEYS = frozenset({"seed", "train.max_steps", "train.global_batch"})
 FREE_SECTIONS = ("launch.", "slurm.", "optim.", "checkpoint.", "logging.", "evaluate.", "smoke.")
 BINDING_KEYS = frozenset({
     "launch.backend", "launch.dist_backend", "launch.env", "launch.preset", "slurm.gpu_type", "slurm.constraint",
@@ -34,107 +32,89 @@ BINDING_KEYS = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What scaling needs of a run; throughput in samples (or tokens) per second over all ranks."""
+def scaling(runs: pd.DataFrame, config: Sequence[str]) -> pd.DataFrame:
+    """The columns scaling_*, one row per run. `config`: the columns of `runs` that are keys of the config.
 
-    recipe: str
-    strategy: str | None
-    device: str | None
-    world_size: int | None
-    throughput: float | None
-    global_batch: float | None
-    config: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """How a run scales. `series` names the comparison uniquely within the recipe: `fsdp, 32/rank`, `ddp, 256/step`."""
-
-    kind: str | None = None
-    series: str | None = None
-    base_world_size: int | None = None
-    efficiency_percent: float | None = None
-
-
-def scaling(runs: Sequence[Measured]) -> list[Scaling]:
-    """One answer per run, in the order given."""
-    alike: dict[Hashable, list[int]] = defaultdict(list)
-    for index, one in enumerate(runs):
-        if one.world_size and one.throughput:
-            alike[(one.recipe, *_work(one).items())].append(index)
-    groups = list(alike.values())
-    found = [Scaling() for _ in runs]
-    for members, name in zip(groups, _names([runs[members[0]] for members in groups]), strict=True):
-        found_here = {index: Scaling(series=name or None) for index in members}
-        # Weak overrides strong where a run takes part in both.
-        found_here.update(_compared(runs, members, name, "strong"))
-        found_here.update(_compared(runs, members, name, "weak"))
-        for index, its in found_here.items():
-            found[index] = its
+    `scaling_series` names the comparison uniquely within the recipe: `fsdp, 32/rank`, `ddp, 256/step`.
+    """
+    keys = [key for key in config if key in BINDING_KEYS or not (key in FREE_KEYS or key.startswith(FREE_SECTIONS))]
+    measured = runs["world_size"].gt(0).fillna(False) & runs["samples_per_second"].gt(0)
+    its = runs.loc[measured, ["recipe", "strategy", "device", *keys]].copy()
+    its["strategy"] = its["strategy"].fillna("ddp").replace("single", "ddp")
+    work = ["strategy", "device", *(key for key in keys if key not in ("strategy", "device"))]
+    work = [key for key in work if its[key].nunique(dropna=False) > 1]
+    group = its.groupby(["recipe", *work], dropna=False, sort=False).ngroup() if len(its) else pd.Series(dtype=int)
+    names = pd.Series(_names(its.loc[~group.duplicated(), ["recipe", *work]]), dtype=object)
+    series = pd.DataFrame({
+        "group": group, "name": names.reindex(group).to_numpy(), "ranks": runs.loc[measured, "world_size"].astype(int),
+        "per_rank": runs.loc[measured, "samples_per_second"] / runs.loc[measured, "world_size"].astype(float),
+        "batch": _batch(runs)[measured],
+    })  # fmt: skip
+    found = pd.DataFrame({
+        "scaling_kind": pd.Series(None, index=runs.index, dtype="string"),
+        "scaling_series": series["name"].where(series["name"] != "").reindex(runs.index).astype("string"),
+        "scaling_base_world_size": pd.Series(None, index=runs.index, dtype="Int64"),
+        "scaling_efficiency_percent": pd.Series(float("nan"), index=runs.index),
+    })  # fmt: skip
+    for kind in ("strong", "weak"):  # weak overrides strong where a run takes part in both
+        compared = _compared(series, kind)
+        found.loc[compared.index, compared.columns] = compared
     return found
 
 
-def _work(one: Measured) -> dict[str, str]:
-    """The keys, as text, that runs must share to be comparable."""
-    work = {
-        key: str(value)
-        for key, value in sorted(one.config.items())
-        if key in BINDING_KEYS or not (key in FREE_KEYS or key.startswith(FREE_SECTIONS))
-    }
-    return {"strategy": "ddp" if one.strategy in (None, "single") else one.strategy, "device": str(one.device), **work}
+def _batch(runs: pd.DataFrame) -> pd.Series[float]:
+    """train.global_batch as a number; a damaged config may hold anything."""
+    if "train.global_batch" not in runs:
+        return pd.Series(float("nan"), index=runs.index)
+    return pd.to_numeric(runs["train.global_batch"], errors="coerce").astype("float64")
 
 
-def _compared(runs: Sequence[Measured], members: Sequence[int], name: str, kind: str) -> dict[int, Scaling]:
-    """Those members that have peers of another world size and equal batch: per rank (weak) or per step (strong)."""
-    peers: dict[float, list[int]] = defaultdict(list)
-    for index in members:
-        one = runs[index]
-        if one.global_batch and one.world_size:
-            peers[one.global_batch / one.world_size if kind == "weak" else one.global_batch].append(index)
-    found = {}
-    for batch, indices in peers.items():
-        sizes = {runs[index].world_size or 0 for index in indices}
-        if len(sizes) < 2:
-            continue
-        smallest = min(sizes)
-        base = statistics.median(_per_rank(runs[index]) for index in indices if runs[index].world_size == smallest)
-        unit = "rank" if kind == "weak" else "step"
-        series = f"{name}, {batch:g}/{unit}" if name else f"{batch:g}/{unit}"
-        for index in indices:
-            found[index] = Scaling(kind, series, smallest, 100 * _per_rank(runs[index]) / base)
-    return found
+def _compared(series: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Those that have peers of another world size and equal batch: per rank (weak) or per step (strong)."""
+    its = series[series["batch"] > 0].copy()
+    unit = "rank" if kind == "weak" else "step"
+    its["share"] = its["batch"] / its["ranks"] if kind == "weak" else its["batch"]
+    peers = its.groupby(["group", "share"], sort=False)["ranks"]
+    its = its[peers.transform("nunique") > 1]
+    peers = its.groupby(["group", "share"], sort=False)["ranks"]
+    its = its.assign(smallest=peers.transform("min"))
+    smallest = its[its["ranks"] == its["smallest"]]
+    base = smallest.groupby(["group", "share"], sort=False)["per_rank"].median().rename("base")
+    its = its.join(base, on=["group", "share"])
+    labels = [
+        f"{name}, {share:g}/{unit}" if name else f"{share:g}/{unit}"
+        for name, share in zip(its["name"], its["share"], strict=True)
+    ]
+    return pd.DataFrame({
+        "scaling_kind": pd.Series(kind, index=its.index, dtype="string"),
+        "scaling_series": pd.Series(labels, index=its.index, dtype="string"),
+        "scaling_base_world_size": its["smallest"].astype("Int64"),
+        "scaling_efficiency_percent": 100 * its["per_rank"] / its["base"],
+    })  # fmt: skip
 
 
-def _per_rank(one: Measured) -> float:
-    assert one.throughput and one.world_size, "only measured runs are grouped"
-    return one.throughput / one.world_size
-
-
-def _names(firsts: Sequence[Measured]) -> list[str]:
+def _names(firsts: pd.DataFrame) -> list[str]:
     """For one run of each group, the keys in which groups of its recipe differ: at most three; none for an only one."""
-    works = [_work(first) for first in firsts]
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    counts = Counter(first.recipe for first in firsts)
-    present: Counter[tuple[str, str]] = Counter()
-    for first, work in zip(firsts, works, strict=True):
-        for key, value in work.items():
-            values[first.recipe, key].add(value)
-            present[first.recipe, key] += 1
+    work = list(firsts.columns[1:])
+    varied: set[object] = set()
+    for recipe, its in firsts.groupby("recipe", sort=False):
+        varied.update((recipe, key) for key in work if its[key].nunique(dropna=False) > 1)
     names: list[str] = []
-    taken: Counter[tuple[str, str]] = Counter()
-    for first, work in zip(firsts, works, strict=True):
-        recipe = first.recipe
-        differing = [key for key in work if len(values[recipe, key]) > 1 or present[recipe, key] < counts[recipe]]
-        name = ", ".join(_short(key, work[key], differing) for key in differing[:3])
-        taken[recipe, name] += 1
+    taken: dict[tuple[str, str], int] = {}
+    for row in firsts.to_dict("records"):
+        recipe = row["recipe"]
+        differing = [key for key in work if (recipe, key) in varied]
+        name = ", ".join(_short(key, row[key], differing) for key in differing[:3])
+        taken[recipe, name] = taken.get((recipe, name), 0) + 1
         names.append(name if taken[recipe, name] == 1 else f"{name} #{taken[recipe, name]}")
     return names
 
 
-def _short(key: str, value: str, beside: Sequence[str]) -> str:
+def _short(key: object, value: object, beside: Sequence[object]) -> str:
     """`width=32` for model.width, unless another key beside it ends alike; strategies and devices need no key."""
-    leaf = key.rpartition(".")[2]
+    shown = "none" if pd.isna(value) else str(value)  # type: ignore[call-overload]
     if key in ("strategy", "device"):
-        return value
-    return f"{leaf if sum(other.rpartition('.')[2] == leaf for other in beside) == 1 else key}={value}"
+        return shown
+    leaf = str(key).rpartition(".")[2]
+    alone = sum(str(other).rpartition(".")[2] == leaf for other in beside) == 1
+    return f"{leaf if alone else key}={shown}"

@@ -7,31 +7,21 @@ whether an unfinished run counts as running.
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pandas as pd
-
-from trainpkg.tables import report
-from trainpkg.tables.collect import Expected, collect
-from trainpkg.tables.frames import attempts_table, evaluations_table, steps_table
-from trainpkg.tables.plot import plots
-from trainpkg.tables.runs import runs_table, short_columns
-
-
-@dataclass(frozen=True)
-class Tables:
-    """All tables of a results directory; rows in sheet order, then by name."""
-
-    runs: pd.DataFrame
-    steps: pd.DataFrame
-    evaluations: pd.DataFrame
-    attempts: pd.DataFrame
+from trainpkg.tables import accounting, cache, report
+from trainpkg.tables.assemble import Tables, assemble
+from trainpkg.tables.collect import Expected
+from trainpkg.tables.evidence import smoke_table
+from trainpkg.tables.expected import expected_runs
+from trainpkg.tables.pages import pages
+from trainpkg.tables.plots import plots
+from trainpkg.tables.reading import gather
+from trainpkg.tables.render import publish, render
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,58 +36,52 @@ def main(args: argparse.Namespace) -> int:
     """Read all runs, write all tables and plots, say in one line what there is."""
     from trainpkg import sheet
 
-    loaded = sheet.load(sheet.config_of(args))
-    expected = [Expected(run.run, run.recipe, run.fingerprint(), run.flat()) for run in loaded.runs.values()]
-    tables = summarise(loaded.results_dir, expected, time.time())
-    out = loaded.results_dir if args.out is None else Path(args.out)
-    publish(out / "tables", render(tables))
-    publish(out / "plots", plots(tables.runs, tables.steps))
+    config = sheet.config_of(args)
+    loaded = sheet.load(config, lazily=True)
+    results_dir = loaded.results_dir
+    out = results_dir if args.out is None else Path(args.out)
+    expected = expected_runs(loaded, config, cache.load_runs(out / "tables"))
+
+    def show(tables: Tables) -> None:
+        publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
+        publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
+
+    now_s, ask = time.time(), accounting.ask_sacct
+    tables = write_tables(results_dir, expected, now_s, out / "tables", ask=ask, meanwhile=show)
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0
 
 
+def write_tables(
+    results_dir: Path,
+    expected: Sequence[Expected],
+    now_s: float,
+    tables_dir: Path,
+    *,
+    ask: accounting.Ask = lambda job_ids: "",
+    meanwhile: Callable[[Tables], None] = lambda _: None,
+) -> Tables:
+    """Write all tables; read only what has changed since they were written last.
+
+    `ask` says what Slurm's accounting knows of jobs. `meanwhile` gets the tables while they are written: Arrow writes
+    without Python's lock, on a second processor.
+    """
+    batch = accounting.joined(gather(results_dir, expected, now_s, cache.load(tables_dir)), ask)
+    tables, runs = assemble(batch), batch.runs
+    del batch  # the records of thousands of runs would be in memory twice
+
+    def write() -> None:
+        publish(tables_dir, render(tables))
+        cache.save(tables_dir, runs)
+
+    with ThreadPoolExecutor(1) as beside:
+        written = beside.submit(write)
+        meanwhile(tables)
+        written.result()
+    return tables
+
+
 def summarise(results_dir: Path, expected: Sequence[Expected], now_s: float) -> Tables:
     """All tables from the files below `results_dir`; `now_s` in unix seconds tells a fresh lock from a stale one."""
-    found = collect(results_dir, expected)
-    return Tables(
-        runs=runs_table(found, now_s),
-        steps=steps_table(found),
-        evaluations=evaluations_table(found),
-        attempts=attempts_table(found),
-    )
-
-
-def render(tables: Tables) -> dict[str, bytes]:
-    """File name -> content. runs.csv has the columns for reading, runs.parquet every key of the config as well."""
-    short = tables.runs[short_columns(tables.runs)]
-    return {
-        "runs.csv": _csv(short),
-        "runs.parquet": _parquet(tables.runs),
-        "steps.parquet": _parquet(tables.steps),
-        "evaluations.csv": _csv(tables.evaluations),
-        "attempts.csv": _csv(tables.attempts),
-        "summary.md": report.markdown(short).encode(),
-    }
-
-
-def _csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, lineterminator="\n").encode()
-
-
-def _parquet(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", index=False)
-    return buffer.getvalue()
-
-
-def publish(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write each file whole or not at all: a reader beside us, or a full disk, never leaves half a table."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        beside = directory / f".{name}.{os.getpid()}"
-        try:
-            beside.write_bytes(content)
-            beside.replace(directory / name)
-        finally:
-            beside.unlink(missing_ok=True)
+    return assemble(gather(results_dir, expected, now_s))

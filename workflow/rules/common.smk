@@ -1,10 +1,13 @@
 # The only functions of the workflow: read and check the sheet once; what each rule asks of Slurm.
+import functools
+import inspect
 import json
 import re
 import shlex
 from pathlib import Path
 
 import yaml
+from snakemake.common import overwrite_function_params
 from snakemake.exceptions import WorkflowError
 from snakemake.resources import Resource, Resources
 from trainpkg import sheet
@@ -13,12 +16,12 @@ from trainpkg.errors import UserError
 from trainpkg.launch.head import history
 
 try:
-    SHEET = sheet.load(config)
+    # A job knows its own run, and has no use for the others.
+    SHEET = sheet.load(config, lazily=workflow.remote_exec)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
 RESULTS = SHEET.results_dir.as_posix()
-TOPOLOGIES = SHEET.topologies()
 
 
 def config_arguments():
@@ -30,6 +33,7 @@ def config_arguments():
 
 
 CONFIG_ARGUMENTS = config_arguments()
+STAGES = ("train", "evaluate")
 
 
 def run_of(wildcards, attempt=1):
@@ -39,11 +43,12 @@ def run_of(wildcards, attempt=1):
     job at least waits for no nodes.
     """
     if hasattr(wildcards, "topology"):
-        run, home = SHEET.runs[TOPOLOGIES[wildcards.topology]], f"smoke/{wildcards.topology}"
+        run, home = SHEET.first_with(wildcards.topology), f"smoke/{wildcards.topology}"
     else:
         run, home = SHEET.runs[wildcards.run], f"runs/{wildcards.run}"
     home = Path(RESULTS, home)
-    vain = attempt > 1 and history.why_not_again(home / "launch", home, attempt, None)
+    alone = run.slurm.runs_per_job == 1  # those that share a job ask for the same
+    vain = attempt > 1 and alone and history.why_not_again(home / "launch", home, attempt, None)
     return run.smallest() if vain else run
 
 
@@ -57,12 +62,25 @@ def chosen_weights(wildcards):
     return [evaluate.checkpoint, evaluate.weights]
 
 
+def go_on_after_a_failure():
+    """In a Slurm job that runs share, one that fails does not keep the others from being tried. Snakemake tells its jobs
+    nothing of --keep-going, and has its settings only once inputs are asked for."""
+    if workflow.remote_exec:
+        workflow.execution_settings.keep_going = True
+
+
+def trained(wildcards):
+    go_on_after_a_failure()
+    return f"{RESULTS}/runs/{wildcards.run}/train.json"
+
+
 def smoke_result(wildcards):
+    go_on_after_a_failure()
     return f"{RESULTS}/smoke/{sheet.topology(run_of(wildcards))}.json"
 
 
-def all_smoke_results():
-    return [f"{RESULTS}/smoke/{topology}.json" for topology in TOPOLOGIES]
+def all_smoke_results(wildcards):
+    return [f"{RESULTS}/smoke/{topology}.json" for topology in SHEET.topologies()]
 
 
 def all_results(wildcards):
@@ -71,9 +89,41 @@ def all_results(wildcards):
     return [f"{RESULTS}/runs/{name}/{file}" for name, file in last.items()]
 
 
-def config_args(wildcards):
-    """A resource, since params trigger re-runs and where the config stands is not part of what a run is."""
-    return CONFIG_ARGUMENTS
+@functools.cache
+def shared_jobs():
+    """What runs share Slurm jobs, after a look at the profile: without its lines such a job would ask for the nodes of
+    all its runs at once, or hold one run."""
+    found = {} if workflow.remote_exec else SHEET.shared_jobs()  # in the job itself they are jobs of their own
+    sequence = "machine" in workflow.global_resources.keys() and workflow.resource_scopes.is_local("machine")
+    together = workflow.group_settings.group_components.get("shared", 1) > 1
+    if found and workflow.non_local_exec and not (sequence and together):
+        raise WorkflowError(
+            "slurm.runs_per_job > 1 needs three lines of cluster/profile.yaml in the profile: resources: {machine: 1}, "
+            "set-resource-scopes: {machine: local}, group-components: {shared: 1000}"
+        )
+    workflow.parent_groupids.update({f"{stage}-{job}": "shared" for job in found.values() for stage in STAGES})
+    return found
+
+
+def shared_job(stage):
+    """Snakemake's group of a run's stage, None for a job of its own; evaluations apart, so that they have their own
+    end: Snakemake takes a group for failed as a whole."""
+
+    def group(wildcards):
+        job = shared_jobs().get(wildcards.run)
+        return job and f"{stage}-{job}"
+
+    return group
+
+
+def shown(file, category, caption=None, **labels):
+    """A result that `snakemake --report` shows in a category, with the caption of its name."""
+    return report(
+        f"{RESULTS}/{file}",
+        category=category,
+        caption=f"../report/{caption or Path(file).stem}.rst",
+        labels=labels,
+    )
 
 
 def tries(wildcards, attempt):
@@ -187,18 +237,30 @@ def slurm_extra(wildcards, attempt, threads):
 
 # What every job that launches ranks asks for, beside its nodes. tasks_per_gpu=0: the executor would start one task per
 # GPU. machine: the default profile lets one such job at a time use this machine; nothing limits it under Slurm.
+# config_args is no param: params trigger re-runs, and where the config stands is not part of what a run is.
 EVERY_JOB = {
     "gres": gres,
     "tasks_per_gpu": 0,
     "cpus_per_task": cpus,
     "mem_mb": mem_mb,
     "runtime": runtime,
-    "slurm_partition": partition,
-    "slurm_account": account,
-    "qos": qos,
-    "constraint": constraint,
     "slurm_extra": slurm_extra,
     "machine": 1,
-    "config_args": config_args,
+    "config_args": CONFIG_ARGUMENTS,
     "tries": tries,
 }
+
+
+def said(*keys):
+    """Whether some run says something of these keys of `slurm`; the profile's default-resources stand by themselves."""
+    return workflow.remote_exec or any(getattr(run.slurm, key) for run in SHEET.runs.values() for key in keys)
+
+
+# Planning thousands of runs is mostly Snakemake's evaluation of resources: what nobody asks for is none, and signatures,
+# which Snakemake takes of each function at each call, are made once.
+EVERY_JOB |= {"slurm_partition": partition} if said("partition", "smoke_partition") else {}
+EVERY_JOB |= {"slurm_account": account} if said("account") else {}
+EVERY_JOB |= {"qos": qos} if said("qos") else {}
+EVERY_JOB |= {"constraint": constraint} if said("constraint") else {}
+for function in [Resource.evaluate, nodes, nodes_to_evaluate, *filter(callable, EVERY_JOB.values())]:
+    overwrite_function_params(function, inspect.signature(function).parameters)

@@ -3,11 +3,13 @@
 
 rule evaluate:
     input:
-        f"{RESULTS}/runs/{{run}}/train.json",
+        trained,
     output:
         f"{RESULTS}/runs/{{run}}/evaluation.json",
     log:
         "logs/evaluate/{run}.log",
+    group:
+        shared_job("evaluate")
     conda:
         "../envs/trainpkg.yaml"
     threads: cpus

@@ -8,8 +8,8 @@ rule train:
         f"{RESULTS}/runs/{{run}}/train.json",
     log:
         "logs/train/{run}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/train/{{run}}.tsv"
+    group:
+        shared_job("train")
     conda:
         "../envs/trainpkg.yaml"
     threads: cpus

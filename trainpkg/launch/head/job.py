@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from trainpkg import sheet
 
-    run = sheet.load(sheet.config_of(args)).run(args.run)
+    run = sheet.load(sheet.config_of(args), lazily=True).run(args.run)
     return launch(run, args.stage, args.out, retry=args.retry, requeue=args.requeue)
 
 

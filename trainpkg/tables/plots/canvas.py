@@ -8,7 +8,7 @@ comments. Geometry is fixed in inches rather than fitted, so that panels align a
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -27,13 +28,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
 # A second channel for grey prints.
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1.5, 1.5)))
-INK, FAINT = "#222222", "#BBBBBB"
+INK = "#222222"
 MAX_LINES = len(COLOURS)
 MAX_LABEL = 34
+# More recipes than this are left to the tables: nobody reads a page of thirty panels.
+MAX_PANELS = 8
 FONT_SIZE = 8
 STYLE = {
     "svg.hashsalt": "trainpkg", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": FONT_SIZE,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
+    "axes.axisbelow": True,
     "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.grid": True,
     "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "lines.linewidth": 1.4, "xtick.color": INK, "ytick.color": INK,
     "text.color": INK,
@@ -41,19 +45,29 @@ STYLE = {
 
 # Inches.
 PANEL_WIDTH, PANEL_HEIGHT, LEFT, BOTTOM, ABOVE, HEADING, LINE = 3.7, 2.4, 0.75, 0.55, 0.42, 0.38, 0.15
+KEY = 0.25
 # Where the sample of a line and its label begin, in widths of the panel.
 SAMPLE, LABEL = (1.03, 1.085), 1.1
 
 
 @dataclass(frozen=True)
 class End:
-    """Where a line ends (in data), what it is called there and how it is drawn (dash None: as points)."""
+    """Where a line ends (in data), what it is called there and how it is drawn (dash None: as points).
+
+    `bare` is the text alone, for a row whose height already says what it belongs to.
+    """
 
     x: float
     y: float
     text: str
     colour: str
     dash: Any = "solid"
+    marker: str = "o"
+    bare: bool = False
+
+    @property
+    def label(self) -> str:
+        return shortened(self.text, 2 * MAX_LABEL if self.bare else MAX_LABEL)
 
 
 @contextmanager
@@ -71,29 +85,61 @@ def panels(heading: str, explanation: str, titles: Sequence[str]) -> tuple[Figur
     axes = [figure.add_axes((0, 0, 1, 1), label=str(index)) for index, _ in enumerate(titles)]
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(shortened(title, 60))
+        ax.xaxis.set_major_formatter(PLAIN)
+        ax.yaxis.set_major_formatter(PLAIN)
     return figure, axes
 
 
-def arrange(figure: Figure, ends: Sequence[Sequence[End]]) -> None:
-    """Label the ends of each panel's lines, and lay the panels out in one or two columns. Call it last."""
-    for ax, its in zip(figure.axes, ends, strict=True):
-        label_ends(ax, its)
-    longest = max((width_of(shortened(end.text, MAX_LABEL)) for its in ends for end in its), default=0.0)
-    margin = (LABEL - 1) * PANEL_WIDTH + longest + 0.2
-    num_columns = 1 if len(ends) == 1 else 2
-    num_rows = -(-len(ends) // num_columns)
-    cell_width, cell_height = LEFT + PANEL_WIDTH + margin, BOTTOM + PANEL_HEIGHT + ABOVE
+def arrange(
+    figure: Figure,
+    ends: Sequence[Sequence[End]],
+    width: float = PANEL_WIDTH,
+    heights: Sequence[float] | None = None,
+    left: float = LEFT,
+    key: Sequence[tuple[str, str, str]] = (),
+) -> None:
+    """Label the ends of each panel's lines, and lay the panels out in one or two columns. Call it last.
+
+    `heights` (inches, one per panel) stacks panels of unlike heights in one column. `key` has a swatch for each
+    (word, colour, hatch), below the explanation.
+    """
+    for index, (ax, its) in enumerate(zip(figure.axes, ends, strict=True)):
+        label_ends(ax, its, heights[index] if heights else PANEL_HEIGHT)
+    num_columns = 1 if heights or len(ends) == 1 else 2
+    edges = [0.0]
+    for column in range(num_columns):
+        texts = (end.label for its in ends[column::num_columns] for end in its)
+        longest = max(map(width_of, texts), default=0.0)
+        edges.append(edges[-1] + left + width + (LABEL - 1) * width + longest + 0.2)
+    rows = heights or [PANEL_HEIGHT] * -(-len(ends) // num_columns)
+    tops = [0.0, *np.cumsum([height + ABOVE + BOTTOM for height in rows])]
     lines = figure.texts[1].get_text().split("\n")
-    heading = HEADING + len(lines) * LINE
-    width = max(num_columns * cell_width, max(map(width_of, lines)) + 0.3)
-    height = num_rows * cell_height + heading
-    figure.set_size_inches(width, height)
+    heading = HEADING + len(lines) * LINE + (KEY if key else 0)
+    page_width = max(edges[-1], max(map(width_of, lines)) + 0.3)
+    page_height = tops[-1] + heading
+    figure.set_size_inches(page_width, page_height)
     for text, below in zip(figure.texts, (0.12, 0.34), strict=True):
-        text.set_position((0.12 / width, 1 - below / height))
+        text.set_position((0.12 / page_width, 1 - below / page_height))
+    _key(figure, key, page_height - heading + LINE)
     for index, ax in enumerate(figure.axes):
         row, column = divmod(index, num_columns)
-        left, bottom = column * cell_width + LEFT, height - heading - (row + 1) * cell_height + BOTTOM
-        ax.set_position((left / width, bottom / height, PANEL_WIDTH / width, PANEL_HEIGHT / height))
+        x, y = edges[column] + left, page_height - heading - tops[row] - ABOVE - rows[row]
+        ax.set_position((x / page_width, y / page_height, width / page_width, rows[row] / page_height))
+
+
+def explain(figure: Figure, sentences: Sequence[str]) -> None:
+    """The lines below the heading."""
+    figure.texts[1].set_text("\n".join(sentences))
+
+
+def most(sizes: Mapping[str, int]) -> tuple[list[str], str]:
+    """The names that get a panel, in their order, the largest ones where there are too many; and what to say then."""
+    if len(sizes) <= MAX_PANELS:
+        return list(sizes), ""
+    kept = set(sorted(sizes, key=lambda name: -sizes[name])[:MAX_PANELS])
+    return [
+        name for name in sizes if name in kept
+    ], f"{len(sizes) - MAX_PANELS} more recipes, of fewer runs, are in the tables."
 
 
 def width_of(text: str) -> float:
@@ -101,6 +147,19 @@ def width_of(text: str) -> float:
     font = FontProperties(family="DejaVu Sans", size=FONT_SIZE)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(width) / 72
+
+
+def _key(figure: Figure, entries: Sequence[tuple[str, str, str]], y: float) -> None:
+    width, height = figure.get_size_inches()
+    x = 0.12
+    for word, colour, hatch in entries:
+        swatch = Rectangle(
+            (x / width, (y - 0.05) / height), 0.25 / width, 0.11 / height, facecolor=colour, hatch=hatch,
+            edgecolor="white" if hatch else INK, linewidth=0 if hatch else 0.4, transform=figure.transFigure,
+        )  # fmt: skip
+        figure.add_artist(swatch)
+        figure.text((x + 0.32) / width, y / height, word, va="center_baseline")
+        x += 0.32 + width_of(word) + 0.25
 
 
 def empty(heading: str, sentence: str, x_label: str, y_label: str) -> Figure:
@@ -119,7 +178,7 @@ def svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def label_ends(ax: Axes, ends: Sequence[End]) -> None:
+def label_ends(ax: Axes, ends: Sequence[End], panel_height: float) -> None:
     """Names right of the panel at the heights of the lines' ends, moved apart where they would overlap.
 
     A sample of the line stands at each name, and a dotted leader shows which end it belongs to.
@@ -127,21 +186,36 @@ def label_ends(ax: Axes, ends: Sequence[End]) -> None:
     ax.set_ylim(ax.get_ylim())
     ax.set_xlim(ax.get_xlim())
     to_axes = ax.transData + ax.transAxes.inverted()
-    heights = [float(to_axes.transform((end.x, end.y))[1]) for end in ends]
-    gap = 11 / 72 / PANEL_HEIGHT
-    for end, height in zip(ends, spread(heights, gap), strict=True):
-        leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.7, "linestyle": (0, (1, 2)), "shrinkA": 0}
-        ax.annotate(
-            "", xy=(end.x, end.y), xytext=(SAMPLE[0], height), textcoords="axes fraction", annotation_clip=False,
-            arrowprops={**leader, "shrinkB": 1},
-        )  # fmt: skip
+    places = [tuple(map(float, to_axes.transform((end.x, end.y)))) for end in ends]
+    gap = 11 / 72 / panel_height
+    heights = spread([y for _, y in places], gap)
+    for end, (x, y), height in zip(ends, places, heights, strict=True):
+        text: dict[str, Any] = {"transform": ax.transAxes, "va": "center_baseline"}
+        if end.bare:
+            ax.text(SAMPLE[0], height, end.label, **text)
+            continue
+        leader: dict[str, Any] = {"color": end.colour, "linewidth": 0.7, "linestyle": (0, (1, 2)), "clip_on": False}
+        ax.add_artist(Line2D((x, SAMPLE[0]), (y, height), transform=ax.transAxes, zorder=3, **leader))
         sample = Line2D(SAMPLE, (height, height), color=end.colour, transform=ax.transAxes, clip_on=False)
         if end.dash is None:
-            sample.set(linestyle="none", marker="o", markersize=3.5, markevery=[1])
+            sample.set(xdata=[np.mean(SAMPLE)], ydata=[height], linestyle="none", marker=end.marker, markersize=4)
         else:
             sample.set_linestyle(end.dash)
         ax.add_artist(sample)
-        ax.text(LABEL, height, shortened(end.text, MAX_LABEL), transform=ax.transAxes, va="center_baseline")
+        ax.text(LABEL, height, end.label, **text)
+
+
+def rows(ax: Axes, names: Sequence[str]) -> None:
+    """A y axis of named rows, the first on top: row i is at height len(names) - 1 - i."""
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    ax.set_yticks(range(len(names))[::-1], [shortened(name, MAX_LABEL) for name in names])
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False, axis="y")
+
+
+def left_of(names: Sequence[str]) -> float:
+    """Inches that the names of rows take left of a panel."""
+    return max([LEFT, *(width_of(shortened(name, MAX_LABEL)) + 0.3 for name in names)])
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
@@ -177,9 +251,21 @@ def shortened(text: str, length: int) -> str:
 def plain_log(ax: Axes, low: float, high: float) -> None:
     """A logarithmic y axis over low to high (both > 0) whose ticks are plain numbers, several even on a short axis."""
     ax.set_yscale("log")
+    low = max(low, high / 1e20)  # a denormal number would make the range infinite
     pad = max((high / low) ** 0.06, 1.2)
     ax.set_ylim(low / pad, high * pad)
     short = high / low < 12
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7) if short else (1, 2, 5)))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9) if short else (1, 2, 5)))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e6 else f"{value:.0e}"))
+    ax.yaxis.set_major_formatter(PLAIN)
+
+
+def _plain(value: float, _: int | None = None) -> str:
+    for least, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= least:
+            return f"{value / (least if letter != 'k' else 1e3):g}{letter}"
+    return f"{value:g}"
+
+
+PLAIN = FuncFormatter(_plain)
+"""Ticks as plain numbers, in thousands and so on where they are long."""
