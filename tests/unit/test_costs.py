@@ -97,7 +97,7 @@ def test_mfu_by_hand() -> None:
         ("Tesla V100-SXM2-32GB", "bf16", None), ("Tesla V100-SXM2-32GB", "fp16", 125.0), ("Tesla T4", "fp16", 65.0),
         ("NVIDIA L40S", "bf16", 362.0), ("NVIDIA L4", "bf16", 121.0), ("NVIDIA A10", "bf16", 125.0),
         ("NVIDIA A100-PCIE-40GB", "bf16", 312.0), ("NVIDIA GeForce RTX 4090", "bf16", 165.2), ("Other", "bf16", None),
-        (None, "bf16", None),
+        ("NVIDIA L40", "bf16", None), ("NVIDIA A10G", "bf16", None), (None, "bf16", None),
     ],
 )  # fmt: skip
 def test_peak_by_the_name_of_the_device(gpu: str | None, precision: str, peak: float | None) -> None:

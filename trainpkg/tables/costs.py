@@ -16,7 +16,8 @@ from trainpkg.tables.records import number
 # Side of the images of the built-in data sets, in pixels: a vision transformer's number of tokens follows from it.
 IMAGE_SIDE = 8
 # Dense peaks in TFLOP/s from NVIDIA's data sheets, by a part of the name that torch gives the device: float32 without
-# tensor cores (torch's default), bfloat16, float16. None where a device has no hardware for it. The first match counts.
+# tensor cores (torch's default), bfloat16, float16. None where a device has no hardware for it. Whole words, since
+# an L40 is no L4 and an A10G no A10; the first match counts.
 PEAKS: tuple[tuple[str, float, float | None, float], ...] = (
     ("B200", 75.0, 2250.0, 2250.0),
     ("H100 PCIe", 51.0, 756.0, 756.0),
@@ -31,7 +32,7 @@ PEAKS: tuple[tuple[str, float, float | None, float], ...] = (
     ("L4", 30.3, 121.0, 121.0),
     ("RTX 4090", 82.6, 165.2, 165.2),
     ("RTX 3090", 35.6, 71.2, 71.2),
-    ("V100-SXM", 15.7, None, 125.0),
+    ("V100-SXM2|V100-SXM3", 15.7, None, 125.0),
     ("V100", 14.0, None, 112.0),
     ("T4", 8.1, None, 65.0),
 )
@@ -61,7 +62,7 @@ def peak_tflops(device: str | None, config: Mapping[str, Any]) -> float | None:
     given = number(config.get("launch.peak_tflops"))
     if given > 0:
         return given
-    found = next((peaks for peaks in PEAKS if device is not None and re.search(rf"\b({peaks[0]})", device)), None)
+    found = next((peaks for peaks in PEAKS if device is not None and re.search(rf"\b({peaks[0]})\b", device)), None)
     if found is None:
         return None
     _, fp32, bf16, fp16 = found
