@@ -29,7 +29,6 @@ class Topology:
     this_node: int | None
     where: str
     job_id: str | None = None
-    array_task: int | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -63,7 +62,6 @@ def resolve_topology(
         this_node=this_node,
         where="slurm" if allocation else "hosts" if hosts is not None else "local",
         job_id=allocation.job_id if allocation else None,
-        array_task=allocation.array_task if allocation else None,
         warnings=tuple(warnings),
     )
 

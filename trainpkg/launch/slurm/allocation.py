@@ -52,7 +52,6 @@ class Allocation:
     gpus_on_node: int | None = None  # granted on this one
     devices: tuple[str, ...] | None = None  # tokens of CUDA_VISIBLE_DEVICES
     local_task: int | None = None
-    array_task: int | None = None
     restart_count: int = 0
     deadline: float | None = None  # unix seconds
     warnings: tuple[str, ...] = ()
@@ -101,7 +100,6 @@ def read_allocation(env: Mapping[str, str]) -> Allocation | None:
         gpus_on_node=on_node,
         devices=devices,
         local_task=_int(env, "SLURM_LOCALID"),
-        array_task=_int(env, "SLURM_ARRAY_TASK_ID"),
         restart_count=_int(env, "SLURM_RESTART_COUNT") or 0,
         deadline=_deadline(env),
         warnings=tuple(warnings),
