@@ -334,6 +334,12 @@ def test_of_many_runs_the_time_line_shows_those_that_lost_most(tmp_path: Path) -
     assert "at most 40" in {text.get_text() for text in top.texts}
     names = {label.get_text() for label in rows.get_yticklabels()}
     assert names == {f"run{number:02}" for number in range(5, 30)}
+    assert rows.get_title(loc="left") == "the 25 runs that lost the most time to restarts, of 40"
+    quiet = [expected(f"quiet{number:02}") for number in range(30)]
+    for one in quiet:
+        Tree(tmp_path / "quiet").finished(one, [record(10, 1.0)])
+    _, rows = figure_of(summarise(tmp_path / "quiet", quiet, NOW_S), "restarts.svg").axes
+    assert rows.get_title(loc="left") == "the 25 first runs, none started twice, of 30"
 
 
 @pytest.mark.usefixtures("styled")

@@ -58,7 +58,8 @@ def restarts(runs: pd.DataFrame, attempts: pd.DataFrame) -> Figure:
     its = its.assign(start=(its["start_s"] - begin) / by, end=(its["end_s"] - begin) / by)
     shown = _most_eventful(its)
     many = its["run"].nunique() > len(shown)
-    title = f"the {len(shown)} runs that lost the most time to restarts, of {its['run'].nunique()}"
+    which = "runs that lost the most time to restarts" if _is_eventful(its) else "first runs, none started twice"
+    title = f"the {len(shown)} {which}, of {its['run'].nunique()}"
     titles = ["attempts at a time", title] if many else [counted(len(shown), "run")]
     figure, axes = canvas.panels(HEADING, "", titles)
     canvas.explain(
@@ -93,6 +94,10 @@ def _timed(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
     end = np.where(running, latest, np.where(np.isfinite(end), end, start))
     timed = attempts.assign(start_s=start, end_s=np.maximum(start, end), ending=ending)
     return timed[np.isfinite(start)]
+
+
+def _is_eventful(its: pd.DataFrame) -> bool:
+    return bool(its["hours_lost"].gt(0).any() or its["run"].duplicated().any())
 
 
 def _most_eventful(its: pd.DataFrame) -> list[str]:
