@@ -15,16 +15,14 @@ from tests.cluster.victims import Kill
 FEW = [
     Kill("rank", "save", 2, 0.7, 0.6),
     Kill("power of a node", "step", 9, 0.5, 0.9),
-    Kill("warning signal", "evaluation", 1, 0.4, 0.0),
     Kill("launcher", "step", 10, 0.2, 0.0),
-    Kill("rank", "evaluation", 1, 0.6, 0.1),
 ]
 
 
 @pytest.mark.timeout(900)
 def test_a_few_kills(lab: Lab, shared_dir: Path) -> None:
-    results = list(play(lab, shared_dir, Kills([*FEW], per_run=3), num_steps=50))
-    assert [len(result.kills) for result in results] == [3, 2]
+    results = list(play(lab, shared_dir, Kills([*FEW], per_run=2), num_steps=50))
+    assert [len(result.kills) for result in results] == [2, 1]
     assert not [result for result in results if result.wrong]
 
 
