@@ -6,10 +6,12 @@ what is damage, and how it is counted, is decided there alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
@@ -35,37 +37,44 @@ BLOCK_BYTES = 1 << 20
 START = b'{"kind"'
 
 
+@dataclass(frozen=True)
+class _Lines:
+    """The lines of some files, parsed together: those of the file at indices[i] are edges[i]:edges[i + 1]."""
+
+    indices: list[int]
+    edges: NDArray[np.int64]
+    is_train: NDArray[np.bool_]
+    is_eval: NDArray[np.bool_]
+    columns: NDArray[np.float64]
+    """Shape (len(TRAIN_FIELDS), lines)."""
+
+
 def parse_all(contents: Sequence[bytes]) -> list[Metrics]:
     """The metrics of each file, in the order given."""
-    found: list[Metrics | None] = [None] * len(contents)
-    regular = [index for index, content in enumerate(contents) if _is_regular(content)]
-    for indices, rows in _tables(contents, regular):
-        start = 0
-        for index in indices:
-            end = start + contents[index].count(b"\n")
-            found[index] = _metrics(contents[index], rows[start:end])
-            start = end
-    return [parse(content) if its is None else its for content, its in zip(contents, found, strict=True)]
+    num_lines = [content.count(b"\n") for content in contents]
+    regular = [index for index, number in enumerate(num_lines) if _is_regular(contents[index], number)]
+    found: dict[int, Metrics | None] = {}
+    for lines in _parsed(contents, num_lines, regular):
+        found.update(zip(lines.indices, _metrics(contents, lines), strict=True))
+    return [found.get(index) or parse(content) for index, content in enumerate(contents)]
 
 
-def _is_regular(content: bytes) -> bool:
+def _is_regular(content: bytes, num_lines: int) -> bool:
     """Whether each line looks like one whole record of ours.
 
     Arrow also takes records over several lines, and two in one.
     """
-    num_lines = content.count(b"\n")
     return (
         num_lines > 0
         and content.isascii()
         and content.startswith(START)
         and content.endswith(b"}\n")
-        and content.count(b"}\n") == num_lines
-        and content.count(b"\n" + START) == num_lines - 1
+        and content.count(b"}\n" + START) == num_lines - 1
     )
 
 
-def _tables(contents: Sequence[bytes], indices: list[int]) -> list[tuple[list[int], NDArray[np.float64]]]:
-    """Rows of files together, whose first column is 1 for train, 0 for eval, NaN for else; halves where that fails."""
+def _parsed(contents: Sequence[bytes], num_lines: Sequence[int], indices: list[int]) -> list[_Lines]:
+    """All of these files together; halves where that fails."""
     if not indices:
         return []
     joined = b"".join(contents[index] for index in indices)
@@ -74,51 +83,84 @@ def _tables(contents: Sequence[bytes], indices: list[int]) -> list[tuple[list[in
         table = pyarrow.json.read_json(pa.BufferReader(joined), read_options=read, parse_options=OPTIONS)
     except pa.ArrowInvalid:
         table = None
-    if table is None or table.num_rows != joined.count(b"\n"):
+    edges = _edges([num_lines[index] for index in indices])
+    if table is None or table.num_rows != edges[-1]:
         if len(indices) == 1:
             return []
         half = len(indices) // 2
-        return _tables(contents, indices[:half]) + _tables(contents, indices[half:])
-    kind = table["kind"].to_numpy()
-    rows = np.full((table.num_rows, 1 + len(TRAIN_FIELDS)), np.nan)
-    rows[:, 0] = np.select([kind == "train", kind == "eval"], [1.0, 0.0], np.nan)
-    for name, column in COLUMN.items():
-        rows[:, 1 + column] = table[name].to_numpy()
-    return [(indices, rows)]
+        return _parsed(contents, num_lines, indices[:half]) + _parsed(contents, num_lines, indices[half:])
+    columns = np.empty((len(TRAIN_FIELDS), table.num_rows))
+    for name, place in COLUMN.items():
+        columns[place] = table[name].to_numpy()
+    is_train, is_eval = (pc.fill_null(pc.equal(table["kind"], kind), False).to_numpy() for kind in ("train", "eval"))
+    return [_Lines(indices, edges, is_train, is_eval, columns)]
 
 
-def _metrics(content: bytes, rows: NDArray[np.float64]) -> Metrics | None:
-    """None where the file holds anything odd."""
-    is_train, fields = rows[:, 0] == 1, rows[:, 1:]
-    required = fields[:, [COLUMN[name] for name in WHOLE]]
+def _edges(lengths: Sequence[int] | NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _counts(marks: NDArray[np.bool_], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many are marked between each two edges."""
+    before: NDArray[np.int64] = _edges(marks)[edges]
+    return before[1:] - before[:-1]
+
+
+def _metrics(contents: Sequence[bytes], lines: _Lines) -> Iterator[Metrics | None]:
+    """Those of each file of `lines`; None where it holds anything odd."""
+    train = lines.columns[:, lines.is_train]
+    edges = _edges(_counts(lines.is_train, lines.edges))
+    # Steps that do not grow and a clock that goes back take a closer look, which nearly no file needs.
+    step, time_s = train[COLUMN["step"]], train[COLUMN["time_s"]]
+    twisted = np.zeros(len(step), dtype=bool)
+    twisted[1:] = (step[1:] <= step[:-1]) | (time_s[1:] < time_s[:-1])
+    twisted[edges[:-1][edges[:-1] < len(step)]] = False
+    is_twisted, is_odd = _counts(twisted, edges) > 0, _counts(_odd(lines), lines.edges) > 0
+    places = np.flatnonzero(lines.is_eval)
+    eval_edges = np.searchsorted(places, lines.edges)
+    for file, index in enumerate(lines.indices):
+        own = places[eval_edges[file] : eval_edges[file + 1]] - lines.edges[file]
+        evals = None if is_odd[file] else _evals(contents[index], own.tolist())
+        if evals is None:
+            yield None
+            continue
+        written = train[:, edges[file] : edges[file + 1]].T
+        its = _newest(written) if is_twisted[file] else written
+        yield Metrics(
+            train=its,
+            evals=tuple(evals[step] for step in sorted(evals)),
+            num_overwritten=len(written) - len(its) + len(own) - len(evals),
+            notes=notes_on([], 0, set(), its) if is_twisted[file] else (),
+        )
+
+
+def _odd(lines: _Lines) -> NDArray[np.bool_]:
+    """The lines that only `records.parse` may judge."""
+    columns = lines.columns
     # Null and absent, whole and real numbers look alike here.
-    if np.isnan(rows[:, 0]).any() or np.isnan(required).any() or (fields[:, COLUMN["step"]] < 0).any():
-        return None
+    odd: NDArray[np.bool_] = ~(lines.is_train | lines.is_eval) | (columns[COLUMN["step"]] < 0)
+    odd |= np.isnan(columns[[COLUMN[name] for name in WHOLE]]).any(axis=0)
     # The next whole number beyond it is rounded to it.
-    if (np.abs(fields) >= LARGEST_INT).any() or not np.isfinite(fields[is_train, COLUMN["loss"]]).all():
-        return None
+    odd |= (np.abs(columns) >= LARGEST_INT).any(axis=0)
+    odd |= lines.is_train & ~np.isfinite(columns[COLUMN["loss"]])
+    return odd
+
+
+def _evals(content: bytes, places: list[int]) -> dict[int, EvalRecord] | None:
+    """The evaluations in these lines by step; None where one is odd."""
     evals: dict[int, EvalRecord] = {}
-    if not is_train.all():
-        lines = content.split(b"\n")
-        for number in np.flatnonzero(~is_train):
-            record, damaged = read_line(lines[number])
-            if record is None or damaged:
-                return None
-            keep_eval(evals, record)
-    train = _newest(fields[is_train])
-    return Metrics(
-        train=train,
-        evals=tuple(evals[step] for step in sorted(evals)),
-        num_overwritten=len(rows) - len(train) - len(evals),
-        notes=notes_on([], len(rows) + 1, set(), train),
-    )
+    lines = content.split(b"\n") if places else []
+    for place in places:
+        record, damaged = read_line(lines[place])
+        if record is None or damaged:
+            return None
+        keep_eval(evals, record)
+    return evals
 
 
 def _newest(train: NDArray[np.float64]) -> NDArray[np.float64]:
     """By step, of each the line of the last (attempt, generation), and of its lines the last."""
     step = train[:, COLUMN["step"]]
-    if (np.diff(step) > 0).all():
-        return train.copy()  # else it would keep the whole block of many files
     order = np.lexsort((train[:, COLUMN["generation"]], train[:, COLUMN["attempt"]], step))  # stable
     is_last = np.append(np.diff(step[order]) > 0, True)
     newest: NDArray[np.float64] = train[order[is_last]]
