@@ -124,14 +124,16 @@ def is_ours(key: str) -> bool:
 def _texts(values: Sequence[Any]) -> pa.Array:
     places: dict[Any, int] = {}
     texts: list[str] = []
-    codes: list[int | None] = []
-    for value in values:
+    codes: dict[int, int | None] = {}
+    # Runs share the sections of their configs, so that most values are one object.
+    for identity, value in {id(value): value for value in values}.items():
         if value is ...:
-            codes.append(None)
+            codes[identity] = None
             continue
         kind = (type(value), value)  # 1, 1.0 and True are equal
         if kind not in places:
             places[kind] = len(texts)
             texts.append(json.dumps(value, default=str))
-        codes.append(places[kind])
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(texts, pa.string()))
+        codes[identity] = places[kind]
+    indices = pa.array([codes[id(value)] for value in values], pa.int32())
+    return pa.DictionaryArray.from_arrays(indices, pa.array(texts, pa.string()))

@@ -150,7 +150,9 @@ class _Files:
         if name not in self.listing.files:
             return None
         try:
-            return Path(self.listing.path, name).read_bytes()
+            # Hundreds of thousands of them: pathlib and a buffer would double the time.
+            with open(f"{self.listing.path}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+                return file.read()
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -18,9 +18,14 @@ from trainpkg.tables.records import clean
 # libyaml's parser where PyYAML was built with it: 10 times faster.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 OWN_KEYS = ("run", "recipe", "fingerprint")
-_SECTIONS = re.compile(r"(?m)^(?=\w)")
+_NEXT_SECTION = re.compile(r"\n(?=\w)")
 # What may reach over sections: anchors and aliases, documents, directives, merges. Then the file is read as a whole.
-_REACHES_OVER = re.compile(r"[&*\t%]|^(---|\.\.\.)|<<", re.MULTILINE)
+_REACH_OVER = ("&", "*", "\t", "%", "\n---", "\n...", "<<")
+# Words of each run's own that YAML, too, takes as they stand: its numbers have no letters but after 0b and 0x (and in
+# exponents, behind a dot).
+_OWN = re.compile(
+    rf"({'|'.join(OWN_KEYS)}): ((?!0[bBxX]|(?i:yes|no|on|off|true|false|null)$)[0-9]*[A-Za-z][\w.-]*)\n", re.ASCII
+)
 MAX_SECTIONS = 100_000
 
 
@@ -36,8 +41,9 @@ class Configs:
         Raises ValueError, RecursionError or yaml.YAMLError where it is no YAML mapping.
         """
         text = content.decode()
-        first, *sections = _SECTIONS.split(text)
-        if first or not sections or _REACHES_OVER.search(text):
+        *parts, last = _NEXT_SECTION.split(text)
+        sections = [*(f"{part}\n" for part in parts), last]
+        if not re.match(r"\w", text) or any(sign in text for sign in _REACH_OVER):
             sections = [text]
         own: dict[str, Any] = {}
         keys: dict[str, Any] = {}
@@ -48,17 +54,17 @@ class Configs:
         return own, keys
 
     def _parsed(self, sections: list[str], text: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        new = [section for section in sections if section not in self._known]
+        entries = [self._known.get(section) or _own_entry(section) for section in sections]
+        new = [section for section, entry in zip(sections, entries, strict=True) if entry is None]
         if not new:
-            return [self._known[section] for section in sections]
+            return [entry for entry in entries if entry is not None]
         tree = _mapping("".join(new))
         if len(tree) != len(new):  # a section that is no single key, or a key that stands twice
             return [_entry(name, value) for name, value in _mapping(text).items()]
         if len(self._known) > MAX_SECTIONS:
             self._known.clear()
-            return self._parsed(sections, text)
         self._known.update(zip(new, (_entry(name, value) for name, value in tree.items()), strict=True))
-        return [self._known[section] for section in sections]
+        return self._parsed(sections, text)
 
 
 def _mapping(text: str) -> dict[Any, Any]:
@@ -66,6 +72,12 @@ def _mapping(text: str) -> dict[Any, Any]:
     if not isinstance(tree, dict):
         raise ValueError("no mapping")
     return tree
+
+
+def _own_entry(section: str) -> tuple[str, Any, dict[str, Any]] | None:
+    """Of a line that is another one in every run; None where PyYAML is to say what it means."""
+    found = _OWN.fullmatch(section)
+    return None if found is None else (found[1], found[2], {})
 
 
 def _entry(name: Any, value: Any) -> tuple[str, Any, dict[str, Any]]:

@@ -170,7 +170,7 @@ def keep_eval(kept: dict[int, EvalRecord], record: dict[str, Any]) -> None:
 
 def clean(text: str) -> str:
     """Text that can be written as UTF-8: JSON escapes and names of files may hold halves of characters."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def number(value: Any) -> float:

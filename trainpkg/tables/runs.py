@@ -6,6 +6,7 @@ No run is dropped: failed, running and absent ones are rows with their status.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,12 +130,10 @@ def _progress(metrics: Metrics, train: Mapping[str, Any]) -> dict[str, Any]:
     An older attempt may have got further than the checkpoint that the newest one started from.
     """
     best, final = (part if isinstance(part := train.get(key), dict) else {} for key in ("best", "final"))
-    newest = metrics.last_generation()
-    steps, losses = metrics.column("step")[newest], metrics.column("loss")[newest]
     return {
-        "step": whole(train.get("steps")) if "steps" in train else (int(steps[-1]) if len(steps) else None),
+        "step": whole(train.get("steps")) if "steps" in train else whole(_last(metrics, "step")),
         # `loss` beside it is the held-out one.
-        "final_loss": number(final["train_loss"]) if "train_loss" in final else (losses[-1] if len(losses) else None),
+        "final_loss": number(final["train_loss"]) if "train_loss" in final else _last(metrics, "loss"),
         "best_metric_name": text(best.get("metric")),
         "best_metric_mode": text(best.get("mode")),
         "best_metric": number(best.get("value")),
@@ -161,16 +160,23 @@ def _speed(metrics: Metrics, train: Mapping[str, Any], ranks: int | None) -> dic
     speed: dict[str, Any] = {}
     attempts, generations = metrics.column("attempt"), metrics.column("generation")
     last = attempts == attempts.max(initial=-1.0)
-    warm_up = np.r_[True, np.diff(generations) != 0][: len(generations)] | ~last
-    warm_up |= np.r_[True, np.diff(attempts) != 0][: len(attempts)]
-    chosen = last & ~warm_up if (last & ~warm_up).any() else last
+    warm = last.copy()
+    warm[:1] = False
+    warm[1:] &= (attempts[1:] == attempts[:-1]) & (generations[1:] == generations[:-1])
+    chosen = warm if warm.any() else last
     for name in ("samples_per_second", "tokens_per_second"):
         values = metrics.column(name)[chosen]
         values = values[np.isfinite(values)]
-        value = float(np.median(values)) if len(values) else number(train.get(name))
+        # numpy's median takes ten times as long for a hundred values
+        value = statistics.median(values.tolist()) if len(values) else number(train.get(name))
         speed[name] = value
         speed[f"{name}_per_rank"] = value / ranks if ranks else None
     return speed
+
+
+def _last(metrics: Metrics, name: str) -> float | None:
+    values = metrics.column(name)[metrics.last_generation()]
+    return float(values[-1]) if len(values) else None
 
 
 def _largest(metrics: Metrics, name: str) -> float | None:
