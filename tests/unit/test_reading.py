@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from run_tree import NOW_S, Tree, evaluation, expected, has, lines, record, row
 from test_damaged_files import DAMAGED
 
@@ -242,7 +243,7 @@ def test_rows_with_the_same_words_are_not_checked_again(tmp_path: Path, made: li
         made.clear()
         path = workflow(tmp_path, **{"rows": rows, **changes})
         loaded = sheets.load(path, lazily=True)
-        expected = expected_runs(loaded, path, cache.load_runs(tmp_path / "results/tables"))
+        expected = list(expected_runs(loaded, path, cache.load_runs(tmp_path / "results/tables")))
         names, fingerprints = list(made), [one.fingerprint for one in expected]
         assert fingerprints == [run.fingerprint() for run in sheets.load(path).runs.values()]
         write_tables(loaded.results_dir, expected, NOW_S, tmp_path / "results/tables")
@@ -260,7 +261,7 @@ def test_rows_with_the_same_words_are_not_checked_again(tmp_path: Path, made: li
 def test_all_that_is_wrong_in_the_sheet_is_said_at_once(tmp_path: Path) -> None:
     path = workflow(tmp_path, "a\tdigits\tx\nb\tdigits\ty\n")
     with pytest.raises(UserError, match=r"(?s)optim.lr = 'x'.*optim.lr = 'y'"):
-        expected_runs(sheets.load(path, lazily=True), path, None)
+        list(expected_runs(sheets.load(path, lazily=True), path, None))
 
 
 # --- records of many runs at once ---
@@ -335,3 +336,22 @@ def test_sections_that_were_read_before_are_read_the_same() -> None:
     assert own == {"run": "a", "recipe": "r", "fingerprint": "0123"}
     assert keys == {"seed": 3, "model.name": "conv", "model.width": 32, "launch.env": json.dumps({"A": "b: c"})}
     assert together.read(b"run: a\nseed: 3\nseed: 4\n")[1] == {"seed": 4}
+
+
+WORDS = (
+    "a", "lr0.1-b", "12ab", "0123456789abcdef", "1e5", "12e4", "0b1", "0b1z", "0x1f", "0o7", "010", "1_0", "1.5e+3",
+    "1.e5", "yes", "No", "off5", "True", "y", "null", "NULL", "~", "nan", "a.", "a-", "-a", "2026-01-01", "1:30", "a:",
+    "a#b", "a # comment", "a b", "'a'",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_of_one_run_alone_mean_what_yaml_says(word: str) -> None:
+    text = f"seed: 3\nrun: {word}\nfingerprint: 01ab\nema: null\n"
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError:
+        with pytest.raises(yaml.YAMLError):
+            Configs().read(text.encode())
+        return
+    assert Configs().read(text.encode()) == ({"run": tree["run"], "fingerprint": "01ab"}, {"seed": 3, "ema": None})

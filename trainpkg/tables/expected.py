@@ -6,7 +6,7 @@ its recipe and config, are the same as when the tables were written last keeps t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,22 @@ from trainpkg.errors import UserError
 from trainpkg.tables.collect import Expected
 
 
-def expected_runs(loaded: sheet.Sheet, config: Path | dict[str, Any], before: pa.Table | None) -> list[Expected]:
+def expected_runs(loaded: sheet.Sheet, config: Path | dict[str, Any], before: pa.Table | None) -> Iterator[Expected]:
     """All runs in the sheet's order; `loaded` lazily from `config`; `before` is what `cache.load_runs` gives.
 
-    Raises UserError with everything that is wrong.
+    One by one, so that reading begins with the first. Raises UserError with everything that is wrong.
     """
     runs, known = loaded.runs, _known(before)
-    found = []
     try:
         for name in runs:
             words = runs.words(name)
             known_words, fingerprint = known.get(name, ("", None))
             if fingerprint is None or words != known_words:
                 fingerprint = runs[name].fingerprint()
-            found.append(Expected(name, runs.recipe(name), fingerprint, partial(_config, runs, name), words=words))
+            yield Expected(name, runs.recipe(name), fingerprint, partial(_config, runs, name), words=words)
     except UserError:
         sheet.load(config)  # says all of it, not the first thing alone
         raise
-    return found
 
 
 def _config(runs: sheet.Runs, name: str) -> Mapping[str, Any]:

@@ -1,14 +1,16 @@
 """Bring the columns of all runs together: those that have not changed from the cache, all others from their files.
 
 Many files are read by several processes: parsing takes the processors, and on a network file system opening takes time.
+They begin while the sheet's rows are still being checked and the directories listed.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,39 +32,43 @@ MAX_PROCESSES = 8
 YOUNG_S = 3.0
 
 
-def gather(results_dir: Path, expected: Sequence[Expected], now_s: float, cached: Batch | None = None) -> Batch:
+def gather(results_dir: Path, expected: Iterable[Expected], now_s: float, cached: Batch | None = None) -> Batch:
     """All runs in sheet order, then directories that the sheet does not name, by name."""
     runs_dir = f"{results_dir}/runs"
-    targets = _targets(runs_dir, expected)
     known = _Known(cached)
+    targets: list[Expected] = []
     rows: list[tuple[int, int] | None] = []
-    jobs: list[Job] = []
     nowhere: list[tuple[Expected, str]] = []
-    for one in targets:
-        path = f"{runs_dir}/{one.run}"
-        if (row := known.row(one, path)) is not None:
-            rows.append((0, row))
-        elif (listing := look(path)) is None:
-            nowhere.append((one, "no directory but a file" if os.path.lexists(path) else ""))
-            rows.append((1, len(nowhere) - 1))
-        else:
-            jobs.append((one, listing))
-            rows.append(None)
+    with _Reader(now_s) as reader:
+        for one in _targets(runs_dir, expected):
+            targets.append(one)
+            path = f"{runs_dir}/{one.run}"
+            if (row := known.row(one, path)) is not None:
+                rows.append((0, row))
+            elif (listing := look(path)) is None:
+                nowhere.append((one, "no directory but a file" if os.path.lexists(path) else ""))
+                rows.append((1, len(nowhere) - 1))
+            else:
+                reader.add((one, listing))
+                rows.append(None)
+        read = reader.batches()
     batches = [cached] if cached is not None else []
     batches.append(batch_of([absent(one, *filter(None, [why])) for one, why in nowhere], [""] * len(nowhere), now_s))
     starts = [0, cached.runs.num_rows if cached is not None else 0]
     first_read = sum(batch.runs.num_rows for batch in batches)
-    batches += _read(jobs, now_s)
-    read = iter(range(first_read, first_read + len(jobs)))
-    places = [next(read) if row is None else starts[row[0]] + row[1] for row in rows]
+    batches += read
+    anew = itertools.count(first_read)
+    places = [next(anew) if row is None else starts[row[0]] + row[1] for row in rows]
     ordered = joined(batches).take(np.array(places, dtype=np.int64))
     return _named(ordered, targets)
 
 
-def _targets(runs_dir: str, expected: Sequence[Expected]) -> list[Expected]:
-    named = {one.run for one in expected}
-    strays = (Expected(name, "", None, in_sheet=False) for name in directories(runs_dir) if name not in named)
-    return [*expected, *strays]
+def _targets(runs_dir: str, expected: Iterable[Expected]) -> Iterator[Expected]:
+    named = set()
+    for one in expected:
+        named.add(one.run)
+        yield one
+    yield from (Expected(name, "", None, in_sheet=False) for name in directories(runs_dir) if name not in named)
 
 
 class _Known:
@@ -82,18 +88,47 @@ class _Known:
         return row if is_unchanged(path, signature) else None
 
 
-def _read(jobs: Sequence[Job], now_s: float) -> list[Batch]:
-    chunks = [jobs[start : start + CHUNK] for start in range(0, len(jobs), CHUNK)]
-    if len(jobs) < MANY:
-        return [_read_chunk(chunk, now_s) for chunk in chunks]
-    num_processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
-    # Forked, a process would inherit Arrow's locks without the threads that hold them.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
-        bare = [[(replace(one, config=dict, words=""), listing) for one, listing in chunk] for chunk in chunks]
-        found = pool.map(_read_chunk_elsewhere, bare, [now_s] * len(bare))
+class _Reader:
+    """Reads runs in chunks; once there are many, in further processes, while those to come are still looked for."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._chunks: list[list[Job]] = []
+        self._begun: list[Future[Batch | None]] = []
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def add(self, job: Job) -> None:
+        if not self._chunks or len(self._chunks[-1]) == CHUNK:
+            self._chunks.append([])
+        self._chunks[-1].append(job)
+        if len(self._chunks[-1]) == CHUNK and len(self._chunks) * CHUNK >= MANY:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Hand what there is to other processes."""
+        if self._pool is None:
+            num_processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
+            # Forked, a process would inherit Arrow's locks without the threads that hold them.
+            self._pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"))
+        for chunk in self._chunks[len(self._begun) :]:
+            bare = [(replace(one, config=dict, words=""), listing) for one, listing in chunk]
+            self._begun.append(self._pool.submit(_read_chunk_elsewhere, bare, self._now_s))
+
+    def batches(self) -> list[Batch]:
+        """All of them, in the order in which they were added."""
+        if self._pool is not None:
+            self._begin()
+        found = [begun.result() for begun in self._begun] or [None] * len(self._chunks)
         return [
-            _read_chunk(chunk, now_s) if batch is None else batch for chunk, batch in zip(chunks, found, strict=True)
+            _read_chunk(chunk, self._now_s) if batch is None else batch
+            for chunk, batch in zip(self._chunks, found, strict=True)
         ]
 
 

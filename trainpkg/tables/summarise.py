@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
 
 def write_tables(
     results_dir: Path,
-    expected: Sequence[Expected],
+    expected: Iterable[Expected],
     now_s: float,
     tables_dir: Path,
     *,
