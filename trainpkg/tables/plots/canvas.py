@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import matplotlib as mpl
@@ -38,6 +39,8 @@ STYLE = {
     "svg.hashsalt": "trainpkg", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": FONT_SIZE,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "axes.axisbelow": True,
+    # A fixed height: matplotlib would measure all tick labels of a panel to find that none is in the title's way.
+    "axes.titley": 1.0,
     "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.grid": True,
     "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "lines.linewidth": 1.4, "xtick.color": INK, "ytick.color": INK,
     "text.color": INK,
@@ -142,6 +145,7 @@ def most(sizes: Mapping[str, int]) -> tuple[list[str], str]:
     ], f"{len(sizes) - MAX_PANELS} more recipes, of fewer runs, are in the tables."
 
 
+@lru_cache(maxsize=4096)  # most labels stand in several plots
 def width_of(text: str) -> float:
     """Width in inches of text in our font and size."""
     font = FontProperties(family="DejaVu Sans", size=FONT_SIZE)
