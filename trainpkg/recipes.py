@@ -48,8 +48,13 @@ class Recipe:
 
     @cached_property
     def words(self) -> str:
-        """All that it says, as text."""
-        return json.dumps(self.merged, sort_keys=True, default=str)
+        """A digest of all that it says."""
+        return _digest(self.merged)
+
+
+def _digest(said: object) -> str:
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 class Recipes:
@@ -88,8 +93,7 @@ class Recipes:
         """A digest of what a row, its recipe and the config say."""
         recipe = self._read[row.recipe]
         assert recipe is not None, "the row was read by way of its recipe"
-        text = json.dumps([recipe.words, row.overrides], sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+        return _digest([recipe.words, row.overrides])
 
     def run(self, row: Row, problems: Problems) -> Run | None:
         """The run of a row; None, and problems, where its keys are wrong."""
