@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.accounting import AccountedLab, missing
 from tests.cluster.lab import Lab
 from tests.cluster.project import QUICK
-from trainpkg.tables.accounting import Life, ask_sacct, life_at, parse
+from trainpkg.tables.rows.accounting import Life, ask_sacct, life_at, parse
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ def accounted() -> Iterator[AccountedLab]:
 
 def lives(lab: Lab, *jobs: str) -> dict[str, list[Life]]:
     """What `ask_sacct` finds on the lab's submit host."""
-    code = f"from trainpkg.tables.accounting import ask_sacct; print(ask_sacct({list(jobs)!r}), end='')"
+    code = f"from trainpkg.tables.rows.accounting import ask_sacct; print(ask_sacct({list(jobs)!r}), end='')"
     done = lab.run([sys.executable, "-c", code], env={"PYTHONPATH": str(Path(__file__).parents[2])})
     return parse(done.stdout)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from trainpkg.tables.collect import Expected
+from trainpkg.tables.files.collect import Expected
 
 NOW_S = 1_800_000_000.0
 """The clock of all tests: 2027-01-15T08:00:00Z."""

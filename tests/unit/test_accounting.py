@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_tree import NOW_S, Tree, expected, has, record
 
-from trainpkg.tables.accounting import Life, life_at, parse
+from trainpkg.tables.rows.accounting import Life, life_at, parse
 from trainpkg.tables.summarise import write_tables
 
 # Job 71 was put back into the queue once; 72 runs still; 73 was cancelled before it started.

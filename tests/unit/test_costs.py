@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from run_tree import NOW_S, Tree, evaluation, expected, has, record, row
 
-from trainpkg.tables import costs
+from trainpkg.tables.rows import costs
 from trainpkg.tables.summarise import summarise
 
 START = NOW_S - 86_400

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from run_tree import NOW_S, Tree, expected, record
 
-from trainpkg.tables import page as paging
-from trainpkg.tables.evidence import smoke_table
-from trainpkg.tables.page import page
-from trainpkg.tables.pages import pages
+from trainpkg.tables.pages import page as paging
+from trainpkg.tables.pages.evidence import smoke_table
+from trainpkg.tables.pages.page import page
+from trainpkg.tables.pages.shown import pages
 from trainpkg.tables.summarise import summarise
 
 

@@ -17,11 +17,12 @@ from test_damaged_files import DAMAGED
 from trainpkg import sheet as sheets
 from trainpkg.errors import UserError
 from trainpkg.recipes import Recipes
-from trainpkg.tables import bulk, cache, collect, reading, records
+from trainpkg.tables import cache, reading
 from trainpkg.tables.assemble import Tables
-from trainpkg.tables.collect import Expected
-from trainpkg.tables.configs import Configs
 from trainpkg.tables.expected import expected_runs
+from trainpkg.tables.files import bulk, collect, records
+from trainpkg.tables.files.collect import Expected
+from trainpkg.tables.files.configs import Configs
 from trainpkg.tables.summarise import write_tables
 
 

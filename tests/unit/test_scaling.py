@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from run_tree import NOW_S, Tree, expected, record, row
 
-from trainpkg.tables.collect import Expected
+from trainpkg.tables.files.collect import Expected
 from trainpkg.tables.summarise import summarise
 
 

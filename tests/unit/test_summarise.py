@@ -16,8 +16,8 @@ import pytest
 from run_tree import NOW_S, Tree, evaluation, expected, has, lines, record, row
 
 from trainpkg.__main__ import main
-from trainpkg.tables import listing, records
 from trainpkg.tables.assemble import Tables
+from trainpkg.tables.files import listing, records
 from trainpkg.tables.render import publish, render
 from trainpkg.tables.summarise import summarise
 

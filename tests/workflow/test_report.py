@@ -14,7 +14,7 @@ from tests.unit.run_tree import Tree, evaluation, record
 from tests.workflow.browser import PROGRAM, Browser
 from tests.workflow.conftest import Snakemake
 from trainpkg import sheet
-from trainpkg.tables.collect import Expected
+from trainpkg.tables.files.collect import Expected
 
 SHEET = "run\trecipe\toptim.lr\nten\tdigits_ddp\t1e-2\ntwo\tdigits_ddp\t2e-3\nbad\tdigits_ddp\t5\n"
 ROWS = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[0].textContent)"

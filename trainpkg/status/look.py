@@ -16,10 +16,10 @@ from typing import Any
 
 from trainpkg.launch.slurm.queue import QueuedJob
 from trainpkg.sheet import Sheet
-from trainpkg.tables.attempts import cause_of
-from trainpkg.tables.collect import Attempt, Lock, RunFiles
-from trainpkg.tables.records import Metrics, number, parse
-from trainpkg.tables.runs import status_of
+from trainpkg.tables.files.collect import Attempt, Lock, RunFiles
+from trainpkg.tables.files.records import Metrics, number, parse
+from trainpkg.tables.rows.attempts import cause_of
+from trainpkg.tables.rows.runs import status_of
 
 TAIL_BYTES = 16_384  # some 40 records
 STATES = ("running", "starting", "queued", "stopped", "failed", "absent", "finished")

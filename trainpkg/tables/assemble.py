@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpkg.tables import columns
-from trainpkg.tables.batch import CONFIG, PARTS, Batch
-from trainpkg.tables.frames import typed
+from trainpkg.tables.rows.batch import CONFIG, PARTS, Batch
+from trainpkg.tables.rows.frames import typed
 from trainpkg.tables.scaling import scaling
 from trainpkg.tables.seeds import seeds_table
 

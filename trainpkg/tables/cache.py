@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 import trainpkg
 from trainpkg.tables import columns
-from trainpkg.tables.batch import PARTS, STEPS, TYPES, Batch
 from trainpkg.tables.render import publish
+from trainpkg.tables.rows.batch import PARTS, STEPS, TYPES, Batch
 
 FOLDER = "cache"
 INDEX = "runs.parquet"
@@ -31,7 +31,7 @@ def _version() -> str:
     """Over the sources that read results and configs: another version may read the same files otherwise."""
     digest = hashlib.sha256(pa.__version__.encode())
     package = Path(trainpkg.__file__).parent
-    for pattern in ("tables/*.py", "config/*.py", "*.py"):
+    for pattern in ("tables/*.py", "tables/files/*.py", "tables/rows/*.py", "config/*.py", "*.py"):
         for path in sorted(package.glob(pattern)):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from trainpkg import sheet
 from trainpkg.errors import UserError
-from trainpkg.tables.collect import Expected
+from trainpkg.tables.files.collect import Expected
 
 
 def expected_runs(loaded: sheet.Sheet, config: Path | dict[str, Any], before: pa.Table | None) -> Iterator[Expected]:

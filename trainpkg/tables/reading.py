@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpkg.tables.batch import Batch, batch_of, joined
-from trainpkg.tables.collect import Expected, absent, read_runs
-from trainpkg.tables.listing import Listing, directories, is_unchanged, look
+from trainpkg.tables.files.collect import Expected, absent, read_runs
+from trainpkg.tables.files.listing import Listing, directories, is_unchanged, look
+from trainpkg.tables.rows.batch import Batch, batch_of, joined
 
 Job = tuple[Expected, Listing]
 # Runs that a process reads at a time.

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trainpkg.tables import accounting, cache, report
+from trainpkg.tables import cache, report
 from trainpkg.tables.assemble import Tables, assemble
-from trainpkg.tables.collect import Expected
-from trainpkg.tables.evidence import smoke_table
 from trainpkg.tables.expected import expected_runs
-from trainpkg.tables.pages import pages
+from trainpkg.tables.files.collect import Expected
+from trainpkg.tables.pages.evidence import smoke_table
+from trainpkg.tables.pages.shown import pages
 from trainpkg.tables.plots import plots
 from trainpkg.tables.reading import gather
 from trainpkg.tables.render import publish, render
+from trainpkg.tables.rows import accounting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

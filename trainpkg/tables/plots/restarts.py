@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from trainpkg.tables.frames import utc
 from trainpkg.tables.plots import canvas
 from trainpkg.tables.plots.canvas import COLOURS, INK, End
 from trainpkg.tables.plots.lines import BAND, counted
 from trainpkg.tables.plots.series import numbers
+from trainpkg.tables.rows.frames import utc
 
 MAX_ROWS = 25
 WIDTH, ROW_HEIGHT, ABOVE_ALL = 5.5, 0.2, 1.0

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from trainpkg.tables.batch import TYPES, Batch
 from trainpkg.tables.columns import ATTEMPT
+from trainpkg.tables.rows.batch import TYPES, Batch
 
 TIMEOUT_S = 60.0
 FIELDS = ("JobIDRaw", "State", "ElapsedRaw", "Start", "End", "MaxRSS")

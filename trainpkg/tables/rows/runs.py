@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trainpkg.tables import costs
-from trainpkg.tables.attempts import cause_of, topology, total
-from trainpkg.tables.collect import RunFiles
-from trainpkg.tables.frames import eval_columns, final_metrics, text, whole
-from trainpkg.tables.records import Metrics, clean, number
+from trainpkg.tables.files.collect import RunFiles
+from trainpkg.tables.files.records import Metrics, clean, number
+from trainpkg.tables.rows import costs
+from trainpkg.tables.rows.attempts import cause_of, topology, total
+from trainpkg.tables.rows.frames import eval_columns, final_metrics, text, whole
 
 # A holder beats every few seconds; without a beat for so long it is taken for dead.
 FRESH_S = 90.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from trainpkg.tables.assemble import Tables
-from trainpkg.tables.evidence import failures_table, plan_table
-from trainpkg.tables.page import page
+from trainpkg.tables.pages.evidence import failures_table, plan_table
+from trainpkg.tables.pages.page import page
 from trainpkg.tables.plots.variants import varied
 
 # What a person compares runs by; all other columns are in runs.csv and runs.parquet.

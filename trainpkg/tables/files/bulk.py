@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
-from trainpkg.tables.records import (
+from trainpkg.tables.files.records import (
     COLUMN,
     LARGEST_INT,
     TRAIN_FIELDS,

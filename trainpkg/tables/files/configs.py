@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from trainpkg.config.keys import FREE_FORM
-from trainpkg.tables.records import clean
+from trainpkg.tables.files.records import clean
 
 # libyaml's parser where PyYAML was built with it: 10 times faster.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -15,11 +15,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainpkg.tables import columns
-from trainpkg.tables.attempts import attempt_rows
-from trainpkg.tables.collect import RunFiles
-from trainpkg.tables.frames import evaluation_rows
-from trainpkg.tables.records import TRAIN_FIELDS
-from trainpkg.tables.runs import is_settled, run_row
+from trainpkg.tables.files.collect import RunFiles
+from trainpkg.tables.files.records import TRAIN_FIELDS
+from trainpkg.tables.rows.attempts import attempt_rows
+from trainpkg.tables.rows.frames import evaluation_rows
+from trainpkg.tables.rows.runs import is_settled, run_row
 
 TYPES = {"string": pa.string(), "Int64": pa.int64(), "float64": pa.float64(), "boolean": pa.bool_()}
 # A config's values are kept as JSON: only all runs together say which type a column has.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from trainpkg.tables.collect import RunFiles
-from trainpkg.tables.records import clean, number
+from trainpkg.tables.files.collect import RunFiles
+from trainpkg.tables.files.records import clean, number
 
 
 def typed(values: Sequence[Any]) -> pd.Series[Any]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainpkg.tables.records import number
+from trainpkg.tables.files.records import number
 
 # Side of the images of the built-in data sets, in pixels: a vision transformer's number of tokens follows from it.
 IMAGE_SIDE = 8

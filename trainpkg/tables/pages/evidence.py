@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from trainpkg.tables.frames import text, utc, whole
-from trainpkg.tables.records import clean, number
+from trainpkg.tables.files.records import clean, number
+from trainpkg.tables.rows.frames import text, utc, whole
 
 SMOKE_TYPES = {
     "topology": "string", "check": "string", "result": "string", "found": "string", "problem": "string",

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainpkg.tables.collect import Attempt, RunFiles
-from trainpkg.tables.frames import text, utc, whole
-from trainpkg.tables.layout import layout
-from trainpkg.tables.records import clean, number
+from trainpkg.tables.files.collect import Attempt, RunFiles
+from trainpkg.tables.files.records import clean, number
+from trainpkg.tables.rows.frames import text, utc, whole
+from trainpkg.tables.rows.layout import layout
 
 
 def attempt_rows(one: RunFiles) -> list[dict[str, Any]]:

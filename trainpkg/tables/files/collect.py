@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from trainpkg.tables import bulk
-from trainpkg.tables.configs import Configs
-from trainpkg.tables.listing import Listing
-from trainpkg.tables.records import Metrics, clean, number
+from trainpkg.tables.files import bulk
+from trainpkg.tables.files.configs import Configs
+from trainpkg.tables.files.listing import Listing
+from trainpkg.tables.files.records import Metrics, clean, number
 
 # Runs whose records are parsed together: enough for Arrow to be fast, and a few MB.
 TOGETHER = 100

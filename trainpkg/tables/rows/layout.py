@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainpkg.tables.frames import text, whole
-from trainpkg.tables.records import clean
+from trainpkg.tables.files.records import clean
+from trainpkg.tables.rows.frames import text, whole
 
 MAX_HOSTS = 8
 

@@ -1,0 +1,1 @@
+"""Tables for a person with a browser: which there are, and how they look."""
