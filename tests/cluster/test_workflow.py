@@ -16,10 +16,12 @@ from tests.cluster.project import Project
 SHAPES = """
 run     recipe  launch.nodes  launch.gpus_per_node  strategy
 one     digits  1             1                     -
+pair    digits  1             2                     ddp
+ddp     digits  2             2                     ddp
 fsdp    gpt     2             2                     fsdp
 three   digits  3             1                     ddp
 """
-WORLD_SIZES = {"one": 1, "fsdp": 4, "three": 3}
+WORLD_SIZES = {"one": 1, "pair": 2, "ddp": 4, "fsdp": 4, "three": 3}
 
 
 @pytest.mark.timeout(600)
@@ -28,7 +30,7 @@ def test_smoke_test_then_everything(lab: Lab, shared_dir: Path) -> None:
     project.snakemake("smoke_test")
     smoke = sorted(path.stem for path in (shared_dir / "results/smoke").glob("*.json"))
     assert smoke == [f"{shape}-cpu-{strategy}-spawn" for shape, strategy in
-                     [("1x1", "single"), ("2x1", "ddp"), ("2x2", "fsdp")]]  # fmt: skip
+                     [("1x1", "single"), ("1x2", "ddp"), ("2x1", "ddp"), ("2x2", "ddp"), ("2x2", "fsdp")]]  # fmt: skip
     project.snakemake()
     table = project.table()
     assert {run: row["status"] for run, row in table.items()} == dict.fromkeys(WORLD_SIZES, "finished")
