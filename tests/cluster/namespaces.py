@@ -76,7 +76,8 @@ class Realm:
         own = namespace(self.pid)
         for pid in all_pids():
             if pid != self.pid and namespace(pid) == own and (cmdline := command_line(pid)):
-                yield pid, namespace_pids(pid)[-1], cmdline
+                for inside in namespace_pids(pid)[-1:]:  # none where it has ended meanwhile
+                    yield pid, inside, cmdline
 
     def end(self) -> None:
         """Have PID 1 clean up and end; return when every process in here is gone, which the kernel sees to."""
