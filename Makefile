@@ -1,6 +1,6 @@
 # make demo    set up .venv, train two models on two simulated nodes, evaluate, write tables and plots
 # make test    everything that CI runs: lint, unit, distributed, workflow and (as root) a real Slurm
-# make test-long   what takes too long for every change: a hundred random kills
+# make test-long   what takes too long for every change (docs/long.md has the last results)
 # make chaos   kill what there is to kill on a real Slurm, again and again, and write docs/chaos.md (as root, half an hour)
 # make lint    style, types, layers, generated files, sizes
 #
