@@ -35,7 +35,7 @@ def run_cells(cells: Mapping[str, Cell], folder: Path, num_ranks: int, nodes: li
     """
     (folder / "cells.json").parent.mkdir(parents=True, exist_ok=True)
     (folder / "cells.json").write_text(json.dumps(cells))
-    run_ranks(config("digits"), folder, num_ranks, before=be_many, nodes=nodes, timeout_s=500)
+    run_ranks(config("digits"), folder, num_ranks, before=be_many, nodes=nodes, timeout_s=900)
 
 
 def be_many() -> None:
