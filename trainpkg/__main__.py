@@ -28,6 +28,7 @@ COMMANDS = {
     "train": ("trainpkg.guest.command", "train as one rank that torchrun, mpirun or srun has started"),
     "status": ("trainpkg.status.command", "show where each run stands, from files and one look at Slurm's queue"),
     "summarise": ("trainpkg.tables.summarise", "write tables and plots from the files of all runs, finished or not"),
+    "convert": ("trainpkg.convert.command", "make a recipe from a config of another trainer: CoreNet"),
     "schema": ("trainpkg.schema", "write or compare the JSON Schema and the key table of config/README.md"),
 }
 
