@@ -68,6 +68,9 @@ def check_snakemake(words: Sequence[str]) -> None:
     known, targets = snakemake_parser().parse_known_args(list(words))
     assert not targets, f"snakemake has no {targets}"
     assert known.executor in (None, "slurm")
+    text = "".join(path.read_text() for path in [ROOT / "Snakefile", *ROOT.glob("workflow/rules/*.smk")])
+    rules = set(re.findall(r"^rule (\w+):", text, re.MULTILINE))
+    assert all(target in rules or target.startswith("results/") for target in known.targets), known.targets
 
 
 @cache
@@ -172,7 +175,7 @@ def test_python_is_python(block: Block) -> None:
 
 
 def test_every_block_says_its_language() -> None:
-    known = {"sh", "yaml", "python", "snakemake", "text"}
+    known = {"sh", "yaml", "python", "snakemake", "json", "toml", "text"}
     assert not [str(block) for block in BLOCKS if block.language not in known]
     marks = {mark for block in BLOCKS for mark in block.marks}
     assert marks <= {"run", "slurm", "site"}
