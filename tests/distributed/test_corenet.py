@@ -23,9 +23,9 @@ for word in "$@"; do printf '%s\\n' "$word"; done > "$TEST_ARGUMENTS/$NODE_RANK"
 
 def recipe_of(folder: Path, *words: str) -> dict[str, Any]:
     """What `convert corenet --run-corenet` writes."""
-    (folder / "theirs.yaml").write_text("common: {run_label: train}\n")
+    (folder / "their {own}.yaml").write_text("common: {run_label: train}\n")
     out = folder / "recipe.yaml"
-    assert main(["convert", "corenet", str(folder / "theirs.yaml"), "--run-corenet", f"--out={out}", *words]) == 0
+    assert main(["convert", "corenet", str(folder / "their {own}.yaml"), "--run-corenet", f"--out={out}", *words]) == 0
     found: dict[str, Any] = yaml.safe_load(out.read_text())
     return found
 
@@ -45,7 +45,7 @@ def test_the_exact_arguments_on_each_node(tmp_path: Path) -> None:
     assert re.fullmatch(r"tcp://[0-9.]+:[0-9]+", where)
     for node, rank in enumerate((0, 4, 8)):
         assert (tmp_path / str(node)).read_text().splitlines() == [
-            "--common.config-file", str(tmp_path / "theirs.yaml"), "--common.results-loc", "results",
+            "--common.config-file", str(tmp_path / "their {own}.yaml"), "--common.results-loc", "results",
             "--ddp.rank", str(rank), "--ddp.world-size", "12", "--ddp.dist-url", where, "--ddp.backend", "nccl",
         ]  # fmt: skip
     assert json.loads(done.out.read_text())["gpus_per_node"] == [4, 4, 4]

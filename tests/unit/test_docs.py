@@ -19,6 +19,7 @@ from trainpkg.__main__ import COMMANDS, parser_for
 from trainpkg.config import Run, Workflow
 from trainpkg.config.keys import FREE_FORM, flatten
 from trainpkg.config.sweep import Sweep
+from trainpkg.convert import names
 from trainpkg.launch.doctor.script import options
 from trainpkg.launch.doctor.script.commands import Command, Parser
 from trainpkg.schema import known_keys
@@ -167,6 +168,16 @@ def test_keys_exist(block: Block) -> None:
         Sweep.model_validate(tree.pop("sweep"))
     for key in flatten(tree):
         assert key in keys or key.startswith(tuple(f"{name}." for name in FREE_FORM)), f"{block}: {key}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_keys_in_the_text_exist(page: Path) -> None:
+    sections = "|".join(sorted({key.split(".")[0] for key in known_keys(Run) if "." in key}))
+    keys = {*known_keys(Run), *FREE_FORM, *(names.NAMES if page.name == "corenet.md" else ())}
+    prefixes = tuple(f"{name}." for name in FREE_FORM)
+    for key, suffix in re.findall(rf"`((?:{sections})\.([a-z_0-9.]+))(?=[:`=])", page.read_text()):
+        if suffix not in ("py", "json", "smk", "log", "sh", "yaml"):
+            assert key in keys or key.startswith(prefixes), key
 
 
 @pytest.mark.parametrize("block", sh("python"))

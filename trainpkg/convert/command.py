@@ -6,6 +6,7 @@ What a recipe says is `corenet`'s business; with --run-corenet it starts CoreNet
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,6 +83,7 @@ def running(config: Path, found: Mapping[str, Leaf], size: corenet.Size) -> str:
                 f"{config}, {found[key]}: CoreNet's YAML has the last word over its command line, so that every node "
                 f"would take this value. Remove the line: the launcher says {names.option(key)} to each node"
             )
+    path = shlex.quote(str(config)).replace("{", "{{").replace("}", "}}")
     return f"""\
 # CoreNet itself, started once per node (docs/corenet.md).
 launch:
@@ -89,6 +91,6 @@ launch:
   gpus_per_node: {size.gpus_per_node}
   backend: command
   command: >-
-    corenet-train --common.config-file {config} --common.results-loc results
+    corenet-train --common.config-file {path} --common.results-loc results
     --ddp.rank {{rank_offset}} --ddp.world-size {{world_size}} --ddp.dist-url {{dist_url}} --ddp.backend nccl
 """
