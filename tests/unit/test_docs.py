@@ -168,6 +168,10 @@ def test_keys_exist(block: Block) -> None:
         Sweep.model_validate(tree.pop("sweep"))
     for key in flatten(tree):
         assert key in keys or key.startswith(tuple(f"{name}." for name in FREE_FORM)), f"{block}: {key}"
+    if set(tree) <= set(Workflow.model_fields):
+        Workflow.model_validate(tree)
+    elif "entry" in tree:
+        Run.model_validate({"run": "a", "recipe": "r", **tree})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
