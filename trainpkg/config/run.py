@@ -24,6 +24,9 @@ class Run(Section):
     run: str = execution(..., "Name; also the directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     recipe: str = execution(..., "Name of the file in the recipes folder, without .yaml.")
     entry: Entry | None = identity(None, "A program of your own.")
+    inputs: tuple[str, ...] = execution(
+        (), "Files that must be there first, such as another workflow's results; when they change the run begins anew."
+    )
     # Required, unless a program of the user's own is trained: then they are None, whatever their types say.
     task: Literal["images", "language"] = identity(None, "images: classification; language: next-byte prediction.")
     seed: int = identity(0, "Seed of weights, data order and dropout.", ge=0)
@@ -78,6 +81,7 @@ class Run(Section):
         tree = {name: value for name, value in identity_of(self).items() if name not in starts.OPTIONAL or value}
         if self.launch.foreign:
             tree["command"] = self.launch.command
+            tree.pop("entry", None)  # then it names what the program leaves behind, at most
         text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -97,7 +101,7 @@ class Run(Section):
             if isinstance(value, Section):
                 flat.update(flat_section(value, name))
             elif value is not None or name not in starts.OPTIONAL:
-                flat[name] = value
+                flat[name] = list(value) if isinstance(value, tuple) else value
         return flat
 
     def tree(self) -> dict[str, Any]:

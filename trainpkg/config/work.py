@@ -73,6 +73,14 @@ class Entry(Section):
     args: tuple[str, ...] = identity(
         (), "Arguments; {rank} {local_rank} and what launch.command knows, but {python} and {entry}, are filled in."
     )
+    outputs: tuple[str, ...] = execution(
+        (), "Files that it must leave behind, else the run has failed; {run} and {run_dir} are filled in."
+    )
+    metrics: str | None = execution(
+        None,
+        "File of JSON lines that it writes, one object with a whole step each: what is new in it comes into the run's "
+        "metrics.jsonl every second. {run} and {run_dir} are filled in.",
+    )
 
 
 class Train(Section):

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from trainpkg.metric_lines import TRAIN_FIELDS
 from trainpkg.tables import columns
 from trainpkg.tables.attempts import attempt_rows
 from trainpkg.tables.collect import RunFiles
 from trainpkg.tables.frames import evaluation_rows
-from trainpkg.tables.records import TRAIN_FIELDS
 from trainpkg.tables.runs import is_settled, run_row
 
 TYPES = {"string": pa.string(), "Int64": pa.int64(), "float64": pa.float64(), "boolean": pa.bool_()}

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.json
 from numpy.typing import NDArray
 
+from trainpkg.metric_lines import TRAIN_FIELDS
 from trainpkg.tables.records import (
     COLUMN,
     LARGEST_INT,
-    TRAIN_FIELDS,
     EvalRecord,
     Metrics,
     keep_eval,
