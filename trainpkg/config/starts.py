@@ -14,10 +14,11 @@ from trainpkg import template
 if TYPE_CHECKING:
     from trainpkg.config.run import Run
 
-OPTIONAL = ("entry", "task", "model", "data", "train")  # keys of a run that may be absent
+OPTIONAL = ("entry", "task", "task_kwargs", "model", "data", "train")  # keys of a run that may be absent
 # what a program of the user's own takes the place of
 OURS = (
     "task",
+    "task_kwargs",
     "model",
     "data",
     "optim",

@@ -10,7 +10,7 @@ import yaml
 from snakemake.common import overwrite_function_params
 from snakemake.exceptions import WorkflowError
 from snakemake.resources import Resource, Resources
-from trainpkg import sheet
+from trainpkg import contract, sheet
 from trainpkg.config.submission import signal_trouble
 from trainpkg.errors import UserError
 from trainpkg.launch.head import history
@@ -18,6 +18,8 @@ from trainpkg.launch.head import history
 try:
     # A job knows its own run, and has no use for the others.
     SHEET = sheet.load(config, lazily=workflow.remote_exec)
+    if not workflow.remote_exec:
+        contract.require(SHEET.runs.values())
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
