@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainpkg.config import Run
 from trainpkg.config.names import is_own
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trainpkg import data, tasks
     from trainpkg.runtime.parallel import Single
 
+T = TypeVar("T")
+NO_DATA: Any = None
 TIMEOUT_S = 120.0
 BEGINS_WITH = "contract: "  # of the line with the result, after whatever the user's modules print
 
@@ -74,41 +76,56 @@ def _kind(run: Run) -> str:
 
 
 def problems_of(run: Run) -> list[str]:
-    """Sentences on one run, each with its name."""
-    try:
-        _try(run)
-    except UserError as error:
-        return [f"run {run.run!r}: {error}"]
-    return []
-
-
-def _try(run: Run) -> None:
-    import torch
-
-    from trainpkg import data, models, named, tasks
+    """Sentences on one run, each with its name: of each part by itself, or of all of them together."""
+    from trainpkg import data, tasks
     from trainpkg.runtime.sequence import Pieces
 
-    for key, name in (("model.name", run.model.name), ("data.name", run.data.name), ("task", run.task)):
-        if is_own(name):
-            kwargs = run.task_kwargs if key == "task" else getattr(getattr(run, key.split(".")[0]), "kwargs", None)
-            named.require_fit(
-                "task_kwargs" if key == "task" else key.replace("name", "kwargs"),
-                name,
-                named.load(key, name),
-                kwargs or {},
-            )
+    problems: list[str] = []
+    model = _tried(lambda: _model(run), problems)
+    splits = _tried(lambda: _data(run), problems)
+    unseen = data.Splits(NO_DATA, NO_DATA, "", {}, num_classes=2)
+    task = _tried(lambda: tasks.build(run, Pieces(), splits or unseen), problems if splits or is_own(run.task) else [])
+    if model is not None and splits is not None and task is not None:
+        _tried(lambda: judge_on_meta(task, model, splits), problems)
+    return [f"run {run.run!r}: {problem}" for problem in problems]
+
+
+def _tried(make: Callable[[], T], problems: list[str]) -> T | None:
+    try:
+        return make()
+    except UserError as error:
+        problems.append(str(error))
+        return None
+
+
+def _model(run: Run) -> torch.nn.Module:
+    import torch
+
+    from trainpkg import models
+
     try:
         with torch.device("meta"):
-            model = models.build(run.model)
+            return models.build(run.model)
     except (NotImplementedError, UserError):
-        model = models.build(run.model)  # its constructor looks at values
+        return models.build(run.model)  # its constructor looks at values
+
+
+def _data(run: Run) -> data.Splits | None:
+    """None where the files are not there, or not yet."""
+    import torch
+
+    from trainpkg import data, named
+
+    if getattr(run.data, "transform", None):
+        named.load("data.transform", run.data.transform)  # type: ignore[union-attr, arg-type]
     try:
-        splits = data.build(run, torch.device("cpu"))
-    except (OSError, UserError) as error:
-        if is_own(run.data.name) and not isinstance(error.__cause__ or error, OSError):
-            raise
-        return  # not here, or not yet
-    judge_on_meta(tasks.build(run, Pieces(), splits), model, splits)
+        return data.build(run, torch.device("cpu"))
+    except (OSError, data.AbsentError):
+        return None
+    except UserError as error:
+        if isinstance(error.__cause__, OSError):  # of the user's own
+            return None
+        raise
 
 
 def judge_on_meta(task: tasks.Task, model: torch.nn.Module, splits: data.Splits) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.distributed.start import records, run_ranks, start, weights
 from tests.unit.adapters import ADAPTERS, run_of
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "parquet"])

@@ -15,7 +15,7 @@ from tests.distributed.start import TINY, config, run_ranks, weights
 from trainpkg.__main__ import main
 from trainpkg.runtime.checkpoints import hugging_face
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 GPT: dict[str, Any] = {"strategy": "fsdp", "ema__decay": 0.5, "train__max_steps": 4, "logging__eval_every_steps": 4}
 
 

@@ -16,7 +16,7 @@ import yaml
 from tests.distributed.start import records, run_ranks, start, weights
 from trainpkg.config import Run
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own-model.md").read_text()
@@ -41,7 +41,7 @@ def trainpkg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-P", "-m", "trainpkg", *arguments],  # -P: as the console script, without the folder itself
-        cwd=folder, capture_output=True, text=True, timeout=100, check=False, env=env,
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=env,
     )  # fmt: skip
 
 
@@ -72,8 +72,13 @@ def test_the_page_s_run_is_checked_and_trained_on_two_nodes(project: Path) -> No
     result = json.loads((project / "results/runs/waves/evaluation.json").read_text())
     assert result["num_samples"] == 101
     assert 0 < result["metrics"]["rmse"] < 0.5
-    exported = json.loads((project / "results/runs/waves/model/config.json").read_text())
+    done = trainpkg(project, "export", "--run", "waves", "--out", "exported")
+    assert done.returncode == 0, done.stderr
+    exported = json.loads((project / "exported/config.json").read_text())
     assert exported["model"] == {"name": "parts.model:Net", "kwargs": {"width": 32}}
+    (elsewhere,) = re.findall(r"^```python\n(from safetensors.*?)^```$", PAGE, re.M | re.S)
+    code = elsewhere + "import sys\nassert 'trainpkg' not in sys.modules\n"
+    subprocess.run([sys.executable, "-c", code], cwd=project, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", ["parts.data:waves", "parts.stream:numbers"])

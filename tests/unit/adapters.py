@@ -91,6 +91,11 @@ def hf_dataset(folder: Path) -> Parts:
     return {"task": "language", "model": GPT, "data": data}
 
 
+def darker(by: int) -> Any:
+    """A transform of images."""
+    return lambda image: image.point(lambda value: value // by)
+
+
 ADAPTERS: dict[str, Callable[[Path], Parts]] = {
     one.__name__: one for one in (image_folder, webdataset, tokens, table, parquet, hf_dataset)
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.adapters import ADAPTERS, Parts, picture, run_of
-from trainpkg import data, models, tasks, tokenize
+from trainpkg import contract, data, models, tasks, tokenize
 from trainpkg.__main__ import main
 from trainpkg.config import Run, Train
 from trainpkg.data.feed import Feed
@@ -99,6 +99,30 @@ def test_an_image_is_scaled_cut_and_altered_in_training_alone(tmp_path: Path) ->
     assert not torch.equal(one, other) and torch.equal(one, moved.batch(torch.tensor([3]), torch.tensor([1]))[0])
     grey = data.build(run_of(parts, data={"channels": 1}, model={**parts["model"], "channels": 1}), CPU)
     assert grey.train.batch(torch.tensor([0, 1]))[0].shape == (2, 1, 8, 8)
+
+
+def test_a_transform_by_name_is_for_training_images(tmp_path: Path) -> None:
+    parts = ADAPTERS["webdataset"](tmp_path)
+    by_name = {"augment": "none", "transform": "tests.unit.adapters:darker", "transform_kwargs": {"by": 4}}
+    plain, dark = (data.build(run_of(parts, data=one), CPU) for one in ({"augment": "none"}, by_name))
+    every = torch.arange(plain.train.num_samples)
+    bright, low = ((one.train.batch(every, every)[0] + 1).mean() for one in (plain, dark))
+    assert low == pytest.approx(bright / 4, rel=0.05)
+    assert torch.equal(plain.validation.batch(every[:5])[0], dark.validation.batch(every[:5])[0])
+    odd = {"transform": "tests.unit.adapters:picture", "transform_kwargs": {"label": 1, "number": 2}}
+    with pytest.raises(UserError, match="made bytes, which cannot be called with an image"):
+        data.build(run_of(parts, data=odd), CPU)
+    with pytest.raises(UserError, match=r"data.transform_kwargs = {'bi': 4}: .*nearest argument: 'by'"):
+        data.build(run_of(parts, data=by_name | {"transform_kwargs": {"bi": 4}}), CPU)
+
+
+def test_files_that_are_not_there_yet_are_left_to_the_nodes(tmp_path: Path) -> None:
+    parts = ADAPTERS["table"](tmp_path)
+    assert contract.problems_of(run_of(parts)) == []
+    assert contract.problems_of(run_of(parts, data={"path": "/nowhere"})) == []
+    wide = {"name": "torch.nn:Linear", "kwargs": {"in_features": 5, "out_features": 3}}
+    (problem,) = contract.problems_of(run_of(parts, model=wide))
+    assert "a tensor [2, 4] of float32" in problem and "does not go through model and task" in problem
 
 
 def test_tokens_are_every_byte_once(tmp_path: Path) -> None:

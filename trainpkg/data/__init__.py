@@ -20,6 +20,10 @@ Batch = Any  # of the built-in data (inputs, targets); of the user's own any nes
 MOST_WORKERS = 8
 
 
+class AbsentError(UserError):
+    """Files are not there: perhaps not yet, or on other machines alone."""
+
+
 class Dataset(Protocol):
     """Samples by index. `draws`: whether they are altered at random, and so want a seed each."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainpkg import named
 from trainpkg.config import HuggingFaceData, Run
-from trainpkg.data import Splits, digest_of, require
+from trainpkg.data import AbsentError, Splits, digest_of, require
 from trainpkg.data.samples import MapStyle, held_out_by_number
 from trainpkg.errors import UserError
 from trainpkg.mistakes import nearest
@@ -66,10 +66,13 @@ def load(run: Run, device: torch.device) -> Splits:
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
-        raise UserError(f"data.path: {path.absolute()} cannot be read as a folder of save_to_disk: {error}") from error
+        raise AbsentError(
+            f"data.path: {path.absolute()} cannot be read as a folder of save_to_disk: {error}"
+        ) from error
     several = isinstance(found, dict)
     train = split(found, "data.split", config.split) if several else found
-    for key, name in (("data.inputs", config.inputs), ("data.target", config.target)):
+    wanted: list[tuple[str, str | None]] = [("data.inputs", config.inputs), ("data.target", config.target)]
+    for key, name in wanted:
         if config.transform is None and name is not None and name not in train.column_names:
             raise UserError(f"{key} = {name!r}: no such column{nearest(name, train.column_names, 'column')}")
     if config.validation is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainpkg.config import ImageFolderData, Run
-from trainpkg.data import Splits, digest_of
+from trainpkg.data import AbsentError, Splits, digest_of
 from trainpkg.data.pictures import SUFFIXES, Pictures
 from trainpkg.data.samples import MapStyle, held_out_by_name
 from trainpkg.errors import UserError
@@ -67,7 +67,7 @@ def load(run: Run, device: torch.device) -> Splits:
 def listed(key: str, root: Path) -> tuple[list[str], Labelled]:
     """(classes, files with the number of their class), each in the order of names. Reads names alone."""
     if not root.is_dir():
-        raise UserError(f"{key}: there is no folder {root.absolute()}")
+        raise AbsentError(f"{key}: there is no folder {root.absolute()}")
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     files = []
     for number, name in enumerate(classes):

@@ -25,7 +25,7 @@ class Pictures:
     """What the keys of `data` say of images. `alters`: whether training images are changed at random."""
 
     def __init__(self, config: Pixels) -> None:
-        self._image = require("PIL.Image", f"data.name = {config.name!r}", "images")
+        self._image = require("PIL.Image", "data.name = 'image_folder' or 'webdataset'", "images")
         self._config = config
         self._transform = None
         if config.transform is not None:
@@ -33,6 +33,11 @@ class Pictures:
                 require("torchvision", f"data.transform = {config.transform!r}", "torchvision")
             maker = named.load("data.transform", config.transform)
             self._transform = named.call("data.transform", config.transform, maker, config.transform_kwargs)
+            if not callable(self._transform):
+                made = type(self._transform).__name__
+                raise UserError(
+                    f"data.transform = {config.transform!r} made {made}, which cannot be called with an image"
+                )
         self.alters = self._transform is not None or config.augment != "none"
 
     def tensor(self, source: Path | bytes | Any, name: str, training: bool) -> Tensor:

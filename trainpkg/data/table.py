@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainpkg.config import Run, TableData
-from trainpkg.data import Splits, digest_of, to_device
+from trainpkg.data import AbsentError, Splits, digest_of, to_device
 from trainpkg.data.samples import held_out_by_number
 from trainpkg.errors import UserError
 from trainpkg.mistakes import nearest
@@ -57,8 +57,8 @@ def load(run: Run, device: torch.device) -> Splits:
         mean, deviation = inputs[train_rows].mean(0), inputs[train_rows].std(0, unbiased=False)
         inputs = (inputs - mean) / torch.where(deviation > 0, deviation, 1.0)
     inputs = inputs.float()
-    parts = (Rows(inputs[rows].to(device), targets[rows].to(device)) for rows in (train_rows, held_rows))
-    return Splits(*parts, digest, {}, num_classes=num_classes)
+    train, held_out = (Rows(inputs[rows].to(device), targets[rows].to(device)) for rows in (train_rows, held_rows))
+    return Splits(train, held_out, digest, {}, num_classes=num_classes)
 
 
 def read(key: str, pattern: str) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def read(key: str, pattern: str) -> pd.DataFrame:
 
     found = sorted(glob.glob(os.path.expanduser(pattern)))  # noqa: PTH111, PTH207  keeps patterns as they are
     if not found:
-        raise UserError(f"{key} = {pattern!r}: there is no such file in {Path.cwd()}")
+        raise AbsentError(f"{key} = {pattern!r}: there is no such file in {Path.cwd()}")
     tables = []
     for path in found:
         try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainpkg.config import GPTModel, Run, TokensData
-from trainpkg.data import Splits, context_of, digest_of
+from trainpkg.data import AbsentError, Splits, context_of, digest_of
 from trainpkg.data.python_text import IGNORED
 from trainpkg.errors import UserError
 
@@ -88,7 +88,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def mapped(key: str, path: Path, dtype: np.dtype[Any], context: int) -> Numbers:
     if not path.is_file():
-        raise UserError(f"{key}: there is no {path.absolute()}; trainpkg tokenize makes such files")
+        raise AbsentError(f"{key}: there is no {path.absolute()}; trainpkg tokenize makes such files")
     size = path.stat().st_size
     if size % dtype.itemsize or size // dtype.itemsize <= context:
         raise UserError(

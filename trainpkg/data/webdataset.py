@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trainpkg.config import Run, WebDatasetData
-from trainpkg.data import Splits, digest_of
+from trainpkg.data import AbsentError, Splits, digest_of
 from trainpkg.data.pictures import SUFFIXES, Pictures
 from trainpkg.data.samples import MapStyle, held_out_by_name
 from trainpkg.errors import UserError
@@ -150,7 +150,7 @@ def shards(key: str, pattern: str) -> list[str]:
     found = [path for name in names for path in sorted(glob.glob(name) if glob.has_magic(name) else [name])]  # noqa: PTH207
     missing = [path for path in found if not Path(path).is_file()]
     if missing or not found:
-        raise UserError(f"{key} = {pattern!r}: there is no {missing[0] if missing else 'such file'} in {Path.cwd()}")
+        raise AbsentError(f"{key} = {pattern!r}: there is no {missing[0] if missing else 'such file'} in {Path.cwd()}")
     return found
 
 
