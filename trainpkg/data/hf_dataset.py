@@ -59,8 +59,8 @@ def load(run: Run, device: torch.device) -> Splits:
     """UserError for a folder, split or column that is not there."""
     config = run.data
     assert isinstance(config, HuggingFaceData)
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # read at the import
-        os.environ.setdefault(name, "1")
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # read at the import
+        os.environ.setdefault(variable, "1")
     datasets = require("datasets", "data.name = 'hf_dataset'", "datasets")
     path = Path(config.path).expanduser()
     try:
