@@ -106,7 +106,7 @@ def test_a_transform_by_name_is_for_training_images(tmp_path: Path) -> None:
     by_name = {"augment": "none", "transform": "tests.unit.adapters:darker", "transform_kwargs": {"by": 4}}
     plain, dark = (data.build(run_of(parts, data=one), CPU) for one in ({"augment": "none"}, by_name))
     every = torch.arange(plain.train.num_samples)
-    bright, low = ((one.train.batch(every, every)[0] + 1).mean() for one in (plain, dark))
+    bright, low = ((one.train.batch(every, every)[0] + 1).mean().item() for one in (plain, dark))
     assert low == pytest.approx(bright / 4, rel=0.05)
     assert torch.equal(plain.validation.batch(every[:5])[0], dark.validation.batch(every[:5])[0])
     odd = {"transform": "tests.unit.adapters:picture", "transform_kwargs": {"label": 1, "number": 2}}
