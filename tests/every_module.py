@@ -41,9 +41,29 @@ def mpi(name: str) -> None:
     library_version(initialise=False)
 
 
+def torchvision(name: str) -> None:
+    from trainpkg.data.pictures import Pictures
+
+    config: Any = SimpleNamespace(transform="torchvision.transforms.v2:RandAugment", transform_kwargs={})
+    Pictures(config)
+
+
+def datasets(name: str) -> None:
+    from trainpkg.data import require
+
+    require("datasets", "data.name = 'hf_dataset'", "datasets")
+
+
+def tokenizers(name: str) -> None:
+    from trainpkg.tokenize import of_file
+
+    of_file(Path("tokenizer.json"), None)
+
+
 # extra -> its module, and what needs it
 ASK: dict[str, tuple[str, Callable[[str], None]]] = {
     **{name: (name, tracker) for name in ("tensorboard", "mlflow", "wandb", "trackio")},
+    **{one.__name__: (one.__name__, one) for one in (torchvision, datasets, tokenizers)},
     "mpi": ("mpi4py", mpi),
 }
 

@@ -231,11 +231,11 @@ def test_an_extra_that_is_missing_is_named_with_its_install_line(
 ) -> None:
     parts = ADAPTERS["image_folder"](tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    for module in ("PIL.Image", "datasets", "tokenizers", "torchvision"):
+    for module in ("datasets", "tokenizers", "torchvision"):
         monkeypatch.setitem(sys.modules, module, None)
-    data_of_hf = {"task": "language", "model": ADAPTERS_TOKENS["model"]}
-    data_of_hf["data"] = {"name": "hf_dataset", "path": "x", "inputs": "ids"}
-    for wanted, extra in ((parts, "images"), (data_of_hf, "datasets")):
+    rows = ADAPTERS_TOKENS | {"data": {"name": "hf_dataset", "path": "x", "inputs": "ids"}}
+    altered = {**parts, "data": {**parts["data"], "transform": "torchvision.transforms.v2:RandAugment"}}
+    for wanted, extra in ((altered, "torchvision"), (rows, "datasets")):
         with pytest.raises(UserError, match=rf"pip install 'trainpkg\[{extra}\]'"):
             data.build(run_of(wanted), CPU)
     with pytest.raises(UserError, match=r"pip install 'trainpkg\[tokenizers\]'"):

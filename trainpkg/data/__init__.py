@@ -106,7 +106,7 @@ def require(module: str, key: str, extra: str) -> Any:
     """A module of an extra. UserError with the line that installs it."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # torchvision of another build than torch raises RuntimeError
         raise UserError(f"{key} needs {module} ({error}): pip install 'trainpkg[{extra}]'") from error
 
 

@@ -25,7 +25,9 @@ class Pictures:
     """What the keys of `data` say of images. `alters`: whether training images are changed at random."""
 
     def __init__(self, config: Pixels) -> None:
-        self._image = require("PIL.Image", "data.name = 'image_folder' or 'webdataset'", "images")
+        import PIL.Image  # an own data set does without
+
+        self._image: Any = PIL.Image
         self._config = config
         self._transform = None
         if config.transform is not None:
