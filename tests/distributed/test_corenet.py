@@ -45,7 +45,7 @@ def test_the_exact_arguments_on_each_node(tmp_path: Path) -> None:
     assert re.fullmatch(r"tcp://[0-9.]+:[0-9]+", where)
     for node, rank in enumerate((0, 4, 8)):
         assert (tmp_path / str(node)).read_text().splitlines() == [
-            "--common.config-file", str(tmp_path / "their {own}.yaml"), "--common.results-loc", "results",
+            "--common.config-file", str(tmp_path / "their {own}.yaml"), "--common.results-loc", str(tmp_path / "run"),
             "--ddp.rank", str(rank), "--ddp.world-size", "12", "--ddp.dist-url", where, "--ddp.backend", "nccl",
         ]  # fmt: skip
     assert json.loads(done.out.read_text())["gpus_per_node"] == [4, 4, 4]

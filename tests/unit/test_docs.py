@@ -180,7 +180,7 @@ def test_keys_in_the_text_exist(page: Path) -> None:
     keys = {*known_keys(Run), *FREE_FORM, *(names.NAMES if page.name == "corenet.md" else ())}
     prefixes = tuple(f"{name}." for name in FREE_FORM)
     for key, suffix in re.findall(rf"`((?:{sections})\.([a-z_0-9.]+))(?=[:`=])", page.read_text()):
-        if suffix not in ("py", "json", "smk", "log", "sh", "yaml"):
+        if suffix not in ("py", "json", "smk", "log", "sh", "yaml", "safetensors", "csv"):
             assert key in keys or key.startswith(prefixes), key
 
 

@@ -157,7 +157,7 @@ def test_the_arguments_of_corenet_on_each_node() -> None:
     for index in range(4):
         assert program_command(spec(**fields), plan(), index) == [
             "corenet-train", "--common.config-file", "projects/openelm/pretraining_configs/openelm_3B.yaml",
-            "--ddp.rank", str(8 * index), "--ddp.world-size", "32", "--ddp.dist-url", "tcp://10.0.0.1:20000",
+            "--common.results-loc", "/r", "--ddp.rank", str(8 * index), "--ddp.world-size", "32", "--ddp.dist-url", "tcp://10.0.0.1:20000",
             "--ddp.backend", "nccl",
         ]  # fmt: skip
     assert own.fields_of_spec(corenet, "smoke", Path("/r"))["backend"] == "spawn"  # our own smoke test, beside it

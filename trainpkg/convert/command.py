@@ -91,6 +91,6 @@ launch:
   gpus_per_node: {size.gpus_per_node}
   backend: command
   command: >-
-    corenet-train --common.config-file {path} --common.results-loc results
+    corenet-train --common.config-file {path} --common.results-loc {{run_dir}}
     --ddp.rank {{rank_offset}} --ddp.world-size {{world_size}} --ddp.dist-url {{dist_url}} --ddp.backend nccl
 """
