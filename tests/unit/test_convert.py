@@ -113,6 +113,14 @@ def test_an_image_classifier_gets_what_corenet_takes_unasked(
         ("optim: {name: adamw, adamw: {eps: 1e-6}}", "line 1: optim.adamw.eps = '1e-6': it is 1e-8 here"),
         ("train_eval_pipeline: {name: mine}", "is a pipeline of your own"),
         ("train_eval_pipeline: {name: fsdp_train_eval_pipeline}", "gradients are summed in fp32 here"),
+        (
+            "sampler: {name: variable_batch_sampler}",
+            "line 1: sampler.name = 'variable_batch_sampler': CoreNet's batch f",
+        ),
+        (
+            "common: {accum_after_epoch: 3}",
+            "line 1: common.accum_after_epoch: the batch is the same from the first step",
+        ),
         ("scheduler: {max_epochs: 5}", "train.max_steps is 5 epochs of your data; say their samples: --samples N"),
     ],
 )

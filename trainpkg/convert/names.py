@@ -119,6 +119,9 @@ FAMILIES: Mapping[str, str] = {
     "sampler.": "order and shares are the trainer's: each sample once per epoch, whatever the number of ranks; sizes "
     "of images are your data set's",
     "model.": f"part of your model, {YOURS}",
+    "anchor_generator.": f"part of your model, {YOURS}",
+    "matcher.": f"part of your task, {YOURS}",
+    "lm_eval_wrapper.": "evaluation is your task's; other harnesses take an export (docs/own-model.md)",
     "loss.": f"the loss is part of your task, {YOURS}",
     "stats.": f"metrics are part of your task, {YOURS}",
     "scheduler.multi_step.": "not here: cosine, linear, constant and wsd are",
