@@ -77,15 +77,15 @@ def test_preprocessing_feeds_training_and_analysis_reads_the_tables(snakemake: S
     assert jobs(snakemake("-n", "--cores", "2", cwd=outer).stdout) == planned
     snakemake("--cores", "2", cwd=outer, timeout=180)
     assert (results / "runs/first/fit.txt").read_text() == "[1.0, 2.0, 3.0]"
-    assert analysed(outer) == ("finished", "3", "6.0", "1.0")
+    assert analysed(outer) == ("finished", 3, 6, 1)
     assert "Nothing to be done" in snakemake("--cores", "2", cwd=outer).stderr
     (outer / "raw.txt").write_text("5\n7\n")
     snakemake("--cores", "2", cwd=outer, timeout=180)
-    assert analysed(outer) == ("finished", "2", "12.0", "5.0")
+    assert analysed(outer) == ("finished", 2, 12, 5)
     assert len(list((results / "runs/.old").iterdir())) == 1, "what was fitted to other numbers is kept"
 
 
-def analysed(outer: Path) -> tuple[str, ...]:
+def analysed(outer: Path) -> tuple[str | float, ...]:
     with (outer / "analysis.csv").open() as lines:
         [row] = csv.DictReader(lines)
-    return tuple(row[name] for name in ("status", "step", "final_loss", "eval_accuracy"))
+    return row["status"], *(float(row[name]) for name in ("step", "final_loss", "eval_accuracy"))

@@ -61,6 +61,8 @@ def make_orders(
             changes = {name: value for name, value in changes.items() if name not in OF_THE_MEETING}
         if spec.script and not spec.ranks_are_tasks:
             changes |= dict.fromkeys(OF_A_TASK)
+        elif spec.script and spec.backend == "srun":  # sbatch says it to the batch script alone, and submitit reads it
+            changes["SLURM_JOB_NUM_NODES"] = str(plan.num_nodes)
         argv = rank_command(spec, placeholders(spec, plan, index) | {"rank": str(rank), "local_rank": str(local_rank)})
         log = str(folder / f"rank-{rank}.log")
         orders.append(Order(rank, local_rank, spec.entry, argv, changes, log, listen if rank == 0 else None))
