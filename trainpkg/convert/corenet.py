@@ -152,9 +152,7 @@ def _length(source: Source, recipe: Recipe, size: Size) -> int | None:
         where = source.origin("common.accum_after_epoch")
         recipe.remarks.append(f"{where}: the batch is the same from the first step on, accumulated or not")
     if source.has("sampler.name") and "variable" in str(source.leaves["sampler.name"].value):
-        recipe.remarks.append(
-            f"{source.leaves['sampler.name']}: CoreNet's batch follows images' size, ours stays"
-        )
+        recipe.remarks.append(f"{source.leaves['sampler.name']}: CoreNet's batch follows images' size, ours stays")
     per_epoch = None
     if size.samples is not None:
         batches = math.ceil(math.ceil(size.samples / size.ranks) / per_gpu)
