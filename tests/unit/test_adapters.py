@@ -112,7 +112,7 @@ def test_a_transform_by_name_is_for_training_images(tmp_path: Path) -> None:
     odd = {"transform": "tests.unit.adapters:picture", "transform_kwargs": {"label": 1, "number": 2}}
     with pytest.raises(UserError, match="made bytes, which cannot be called with an image"):
         data.build(run_of(parts, data=odd), CPU)
-    with pytest.raises(UserError, match=r"data.transform_kwargs = {'bi': 4}: .*nearest argument: 'by'"):
+    with pytest.raises(UserError, match=r"data.transform_kwargs = {'bi': 4}: .*missing a required argument: 'by'"):
         data.build(run_of(parts, data=by_name | {"transform_kwargs": {"bi": 4}}), CPU)
 
 
