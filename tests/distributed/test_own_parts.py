@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -14,7 +15,9 @@ import pytest
 import yaml
 
 from tests.distributed.start import records, run_ranks, start, weights
+from trainpkg import contract, sheet
 from trainpkg.config import Run
+from trainpkg.errors import UserError
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -54,7 +57,7 @@ def short(**changes: Any) -> Run:
 
 def there(folder: Path) -> Any:
     """What ranks do first: they are in the user's folder."""
-    return lambda: os.chdir(folder)
+    return functools.partial(os.chdir, folder)
 
 
 def test_the_page_s_run_is_checked_and_trained_on_two_nodes(project: Path) -> None:
@@ -158,7 +161,7 @@ MISTAKES = {
 }
 
 
-def test_what_is_not_as_agreed_is_named_before_a_job(project: Path) -> None:
+def test_what_is_not_as_agreed_is_named_before_a_job(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "broken.py").write_text(BROKEN)
     for number, mistake in enumerate(MISTAKES):
         tree = json.loads(json.dumps(RECIPE))
@@ -176,11 +179,16 @@ def test_what_is_not_as_agreed_is_named_before_a_job(project: Path) -> None:
         (project / f"config/recipes/wrong{number}.yaml").write_text(yaml.safe_dump(tree))
     rows = "".join(f"w{number}\twrong{number}\n" for number in range(len(MISTAKES) - 1))
     (project / "wrong.tsv").write_text("run\trecipe\n" + rows)
-    done = trainpkg(project, "check", "--config-json", '{"sheet": "wrong.tsv", "launch": {"device": "cpu"}}')
-    assert done.returncode == 2
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(contract, "TIMEOUT_S", 600.0)
+    loaded = sheet.load({"sheet": "wrong.tsv", "launch": {"device": "cpu"}})
+    with pytest.raises(UserError) as error:
+        contract.require(loaded.runs.values())
+    lines = str(error.value).splitlines()
     for number, text in list(enumerate(MISTAKES.values()))[:-1]:
-        line = next((line for line in done.stderr.splitlines() if f"run 'w{number}'" in line), "")
-        assert text in line, f"{list(MISTAKES)[number]}: {done.stderr}"
+        line = next((line for line in lines if f"run 'w{number}'" in line), "")
+        assert text in line, f"{list(MISTAKES)[number]}: {error.value}"
     with pytest.raises(ValueError, match="expected one of images, language"):
         short(task="Squares")
 
