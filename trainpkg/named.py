@@ -6,12 +6,14 @@ What goes wrong is told by the key that names it. What its result must be able t
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -92,6 +94,15 @@ def require_fit(given: str, name: str, maker: Maker, kwargs: Mapping[str, Any]) 
         near = difflib.get_close_matches(unknown[0], signature.parameters, n=1) if unknown else []
         hint = f"; nearest argument: {near[0]!r}" if near else ""
         raise UserError(f"{given} = {dict(kwargs)}: {name}{signature}: {error}{hint}") from error
+
+
+def digest(names: Iterable[str]) -> str:
+    """16 hex digits over the files of the modules that these names, where they are the user's own, were loaded from."""
+    found = hashlib.sha256()
+    for module in sorted({name.partition(":")[0] for name in names if ":" in name}):
+        path = getattr(sys.modules.get(module), "__file__", None)
+        found.update(module.encode() + (Path(path).read_bytes() if path else b""))
+    return found.hexdigest()[:16]
 
 
 def told(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainpkg import data, export, models, result, tasks
+from trainpkg import data, export, models, named, result, tasks
 from trainpkg.config import Run
 from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
@@ -77,6 +77,7 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     strategy = spread(ctx, run, lambda: models.build(run.model))
     num_parameters = sum(p.numel() for p in strategy.module.parameters())
     task, update = tasks.build(run, strategy.pieces, splits), Update(run, strategy)
+    require_equal(ctx, "the code of model, data and task", named.digest((run.model.name, run.data.name, run.task)))
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
     feed = Feed(splits, run.seed, run.train, ctx.device, strategy.data_rank, strategy.data_world_size)
     strategy.warm_up(task.loss, feed.first())
