@@ -195,6 +195,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, /, **more:
 
 def open_attempt(spec: Spec, folder: Folder, run: Run, retry: int = 1, life: Life | None = None) -> None:
     """Write config.yaml, spec.json and the beginning of attempt.json."""
+    seen = inputs.stamps(run) if folder.stage == "train" else {}  # before anything is written: one may not be there
     Path(spec.launch_dir).mkdir(parents=True)
     tree = run.tree() | {"fingerprint": run.fingerprint()}
     beside = Path(spec.config_path).with_name(
@@ -203,8 +204,7 @@ def open_attempt(spec: Spec, folder: Folder, run: Run, retry: int = 1, life: Lif
     beside.write_text(yaml.safe_dump(tree, sort_keys=False))
     publish(beside, Path(spec.config_path))
     beside.unlink()
-    if folder.stage == "train":
-        inputs.keep(folder.run_dir, run)
+    inputs.keep(folder.run_dir, seen)
     spec.write(Path(spec.launch_dir) / "spec.json")
     begun = {
         "stage": spec.stage,

@@ -37,10 +37,10 @@ def have_changed(run_dir: Path, run: Run) -> bool:
     return history.read_json(run_dir / FILE) != stamps(run)
 
 
-def keep(run_dir: Path, run: Run) -> None:
+def keep(run_dir: Path, found: Stamps) -> None:
     """Write down with what the run begins, or goes on."""
     path = run_dir / FILE
-    if run.inputs:
+    if found:
         beside = path.with_name(f".{FILE}")
-        beside.write_text(json.dumps(stamps(run)) + "\n")
+        beside.write_text(json.dumps(found) + "\n")
         beside.replace(path)
