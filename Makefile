@@ -1,4 +1,5 @@
 # make demo    set up .venv, train two models on two simulated nodes, evaluate, write tables and plots
+# make install set up .venv and nothing more
 # make test    everything that CI runs: lint, unit, distributed, workflow and (as root) a real Slurm
 # make test-long   what takes too long for every change (docs/long.md has the last results)
 # make chaos   kill what there is to kill on a real Slurm, again and again, and write docs/chaos.md (as root, half an hour)
@@ -15,13 +16,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TEST_PACKAGES := slurmctld slurmd slurmdbd mariadb-server-core mariadb-client-core slurm-client munge iproute2 nftables openmpi-bin chromium
 
-.PHONY: demo test test-long chaos lint unit distributed workflow cluster packages clean
+.PHONY: demo install test test-long chaos lint unit distributed workflow cluster packages clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.installed
 	$(BIN)/snakemake
 	@cat results/tables/summary.md
 	@echo "Tables: results/tables  Plots: results/plots  Report: $(BIN)/snakemake --report report.html"
+
+install: $(VENV)/demo.installed
 
 # The cluster's tests mostly wait (for Slurm, for the executor's looks at the queue), so the others run beside them.
 test: lint packages

@@ -26,8 +26,17 @@ COMMANDS = {
         "look for what will go wrong here: limits, names, network, CUDA, Slurm, folders; each bad row has its fix",
     ),
     "train": ("trainpkg.guest.command", "train as one rank that torchrun, mpirun or srun has started"),
+    "export": (
+        "trainpkg.export",
+        "write a run's weights into a folder that others can load, also as Hugging Face has it",
+    ),
+    "tokenize": (
+        "trainpkg.tokenize",
+        "make memory-mapped token files of text: bytes, or a Hugging Face tokenizer's tokens",
+    ),
     "status": ("trainpkg.status.command", "show where each run stands, from files and one look at Slurm's queue"),
     "summarise": ("trainpkg.tables.summarise", "write tables and plots from the files of all runs, finished or not"),
+    "convert": ("trainpkg.convert.command", "make a recipe from a config of another trainer: CoreNet"),
     "schema": ("trainpkg.schema", "write or compare the JSON Schema and the key table of config/README.md"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from trainpkg import sheet
+from trainpkg import contract, sheet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print one line per run, or raise UserError with all errors of all runs."""
     loaded = sheet.load(sheet.config_of(args))
+    contract.require(loaded.runs.values())
     for run in loaded.runs.values():
         print(f"{run.run}: recipe {run.recipe}, {sheet.topology(run)}, fingerprint {run.fingerprint()}")
     print(f"{len(loaded.runs)} runs are fine; results go to {loaded.results_dir}")

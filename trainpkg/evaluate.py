@@ -71,7 +71,11 @@ def _evaluate(
             total += task.sums(strategy.module, samples, is_real)
     strategy.module.train()
     sums = all_sum(ctx, total).cpu()
-    assert sums[-1] == held_out.num_samples, f"{sums[-1]} samples counted of {held_out.num_samples}"
+    if sums[-1] != held_out.num_samples:
+        raise UserError(
+            f"the task's sums count {sums[-1]:g} of {held_out.num_samples} held-out samples: the last of its sums is "
+            "the number of samples for which is_real is set"
+        )
     return sums
 
 
@@ -82,7 +86,8 @@ def main(ctx: RankContext, run: Run, spec: Mapping[str, Any]) -> str:
     """
     run = for_these_ranks(ctx, run)
     strategy = spread(ctx, run, lambda: models.build(run.model))
-    splits, task = data.build(run, ctx.device), tasks.build(run, strategy.pieces)
+    splits = data.build(run, ctx.device)
+    task = tasks.build(run, strategy.pieces, splits)
     require_equal(ctx, "the data's digest", splits.digest)
     state = TrainState()
     folder = Path(spec["run_dir"]) / "checkpoints"

@@ -17,6 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainpkg.config import Run, flatten, starts
+from trainpkg.config.keys import FREE_VALUES
 from trainpkg.config.sweep import Sweep
 from trainpkg.errors import UserError
 from trainpkg.mistakes import Problems, nearest
@@ -129,7 +130,9 @@ def _sweep(tree: Any, path: Path, problems: Problems) -> Sweep | None:
             key = ".".join(["sweep", *map(str, detail["loc"])])
             problems.add(f"{path}: {key} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}")
         return None
-    unknown = [key for key in sweep.keys if key not in known_keys(Run) or key in ("run", "recipe")]
+    free = tuple(f"{name}." for name in FREE_VALUES)
+    known = {key for key in sweep.keys if key.startswith(free)} | known_keys(Run).keys() - {"run", "recipe"}
+    unknown = [key for key in sweep.keys if key not in known]
     for key in unknown:
         problems.add(f"{path}: sweep: {key!r} is no key that a run can vary{nearest(key, known_keys(Run))}")
     return None if unknown else sweep

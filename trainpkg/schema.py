@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -57,12 +57,15 @@ def _walk(model: type[BaseModel], prefix: str, *, identity: bool = True) -> Iter
 
 
 def _sections(field: FieldInfo) -> list[type[Section]]:
-    kinds = (field.annotation, *get_args(field.annotation))
+    kinds = [field.annotation, *get_args(field.annotation)]
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
 def _type(kind: Any) -> str:
     """A type as a person says it: `int or null`, `one of ddp, fsdp`, `list of int`."""
+    if get_origin(kind) is Annotated:
+        return _type(get_args(kind)[0])
     if get_origin(kind) is Literal:
         values = [str(value) for value in get_args(kind)]
         return f"one of {', '.join(values)}" if len(values) > 1 else values[0]

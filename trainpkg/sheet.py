@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from trainpkg.config import Run, Workflow, flatten
-from trainpkg.config.keys import FREE_FORM
+from trainpkg.config import Run, Workflow, flatten, parts
+from trainpkg.config.keys import FREE_FORM, FREE_VALUES
 from trainpkg.config.sweep import MAX_NAME
 from trainpkg.errors import UserError
 from trainpkg.mistakes import Problems, nearest
@@ -71,14 +71,18 @@ class Sheet:
 
 
 def topology(run: Run) -> str:
-    """What a smoke test proves: nodes x GPUs, GPU type, strategy, backend. Two runs that share it share the test."""
+    """What a smoke test proves: nodes x GPUs, GPU type, strategy, backend, and model, data and task unless the demo's.
+
+    Two runs that share it share the test.
+    """
     nodes = min(run.launch.nodes, run.smoke.max_nodes)
     gpus = "all" if run.launch.gpus_per_node is None else str(run.launch.gpus_per_node)
     device = run.launch.device if run.launch.device == "cpu" else run.slurm.gpu_type or run.launch.device
     strategy = "own" if run.own_program else run.strategy_for(2 if run.num_ranks is None else run.num_ranks)
     strategy += f"-sp{run.sequence_parallel}" if run.sequence_parallel > 1 else ""
     library = "" if run.launch.dist_backend == "auto" else f"-{run.launch.dist_backend}"
-    return f"{nodes}x{gpus}-{device}-{strategy}-{run.launch.backend}{library}"
+    own = "" if run.own_program else "".join(f"-{part}" for part in parts.named(run))
+    return f"{nodes}x{gpus}-{device}-{strategy}-{run.launch.backend}{library}{own}"
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +176,7 @@ def _expanded(path: Path, recipes: Recipes, problems: Problems) -> dict[str, Row
         name, recipe_name = row.pop("run", ""), row.pop("recipe", "")
         place = f"{path}:{line}: run {name!r}"
         recipe = recipes.get(recipe_name, place, problems)
-        overrides = {key: _cell(value) for key, value in row.items()}
+        overrides = {key: _cell(key, value) for key, value in row.items()}
         sweep = recipe.sweep if recipe else None
         for key in set(sweep.keys if sweep else []) & set(overrides):
             problems.add(f"{place}: {key} = {row[key]!r}, but the sweep of recipe {recipe_name!r} varies it")
@@ -233,11 +237,14 @@ def _known_columns(header: list[str], place: str, problems: Problems) -> list[st
     return known
 
 
-def _cell(text: str) -> Any:
-    """Lists, mappings and null of a cell are YAML; all else stays text, which the key's own type reads."""
-    if text[0] in "[{" or text in ("null", "~"):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError:
-            return text
-    return text
+def _cell(key: str, text: str) -> Any:
+    """Lists, mappings and null of a cell are YAML, and so is all that is for the user's own code; all else stays text,
+    which the key's own type reads."""
+    free = key.startswith(tuple(f"{name}." for name in FREE_VALUES))
+    if not free and text[0] not in "[{" and text not in ("null", "~"):
+        return text
+    try:
+        value = yaml.safe_load(text)
+        return float(value) if free and isinstance(value, str) else value  # 1e-4 is text to YAML
+    except (yaml.YAMLError, ValueError):
+        return text

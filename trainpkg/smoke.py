@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainpkg import data, models, tasks
+from trainpkg import contract, data, models, tasks
 from trainpkg.config import Run
+from trainpkg.config.names import is_own
 from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
 from trainpkg.runtime import checks, manifest
@@ -118,7 +119,8 @@ def training(smoke: Smoke) -> Outcome:
     """A few steps of the run's own strategy, model and precision on one batch; its loss must fall."""
     ctx, run = smoke.ctx, smoke.run
     strategy, update = _fresh(smoke)
-    splits, task = data.build(run, ctx.device), tasks.build(run, strategy.pieces)
+    splits = data.build(run, ctx.device)
+    task = tasks.build(run, strategy.pieces, splits)
     num_shares = strategy.data_world_size
     batch_size = max(1, min(run.train.global_batch // num_shares, 8))
     train = run.train.model_copy(update={"global_batch": batch_size * num_shares, "accumulation": 1})
@@ -126,6 +128,8 @@ def training(smoke: Smoke) -> Outcome:
     _, _, batch = next(batches.step(0))  # by the run's workers, where it has some: here it shows whether they can
     batches.close()
     strategy.warm_up(task.loss, batch)
+    if is_own(run.task):
+        contract.judge(task, strategy, splits, ctx.device)
     losses = []
     for step in range(NUM_STEPS):
         update.begin(step)
@@ -168,8 +172,17 @@ def checkpoint(smoke: Smoke) -> Outcome:
 
 def _fresh(smoke: Smoke) -> tuple[Single, Update]:
     """The run's model and strategy, at a learning rate and without the dropout that could hide a falling loss."""
-    model = smoke.run.model.model_copy(update={"dropout": 0.0})
-    strategy = spread(smoke.ctx, smoke.run, lambda: models.build(model))
+
+    def build() -> nn.Module:
+        model = models.build(smoke.run.model)
+        for part in model.modules():
+            if isinstance(part, nn.modules.dropout._DropoutNd):
+                part.p = 0.0
+            elif isinstance(getattr(part, "dropout", None), float):  # of attention, which is a function
+                part.dropout = 0.0  # type: ignore[assignment]
+        return model
+
+    strategy = spread(smoke.ctx, smoke.run, build)
     optim = smoke.run.optim.model_copy(update={"lr": 1e-3, "lr_scaling": "none", "base_batch": None})
     run = smoke.run.model_copy(update={"optim": optim})
     return strategy, Update(run, strategy)

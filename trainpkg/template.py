@@ -11,9 +11,10 @@ import shlex
 import string
 from collections.abc import Collection, Mapping
 
+OF_RUN = ("run", "run_dir")
 NODE = (
     "rank_offset", "world_size", "node_rank", "num_nodes", "gpus_per_node", "master_addr", "master_port", "dist_url",
-    "hosts",
+    "hosts", *OF_RUN,
 )  # fmt: skip
 COMMAND = (*NODE, "python", "entry")
 RANK = (*NODE, "rank", "local_rank")

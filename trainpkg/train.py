@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainpkg import data, export, models, result, tasks
+from trainpkg import data, export, models, named, result, tasks
 from trainpkg.config import Run
 from trainpkg.data.feed import Feed
 from trainpkg.errors import UserError
@@ -76,7 +76,8 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     require_equal(ctx, "the data's digest", splits.digest)
     strategy = spread(ctx, run, lambda: models.build(run.model))
     num_parameters = sum(p.numel() for p in strategy.module.parameters())
-    task, update = tasks.build(run, strategy.pieces), Update(run, strategy)
+    task, update = tasks.build(run, strategy.pieces, splits), Update(run, strategy)
+    require_equal(ctx, "the code of model, data and task", named.digest((run.model.name, run.data.name, run.task)))
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
     feed = Feed(splits, run.seed, run.train, ctx.device, strategy.data_rank, strategy.data_world_size)
     strategy.warm_up(task.loss, feed.first())
@@ -194,7 +195,7 @@ def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:
             "step_time_s": step_s,
             "data_time_s": max(data_s) / meter.num_steps,
             "memory_mb": max(memories),
-            "epoch": state.samples / t.splits.train.num_samples,
+            "epoch": state.samples / t.splits.train.num_samples if t.splits.train.num_samples else None,
             **told,
         }
         t.records.write("train", **record)

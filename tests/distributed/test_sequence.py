@@ -90,7 +90,7 @@ def evaluations(ctx: RankContext) -> None:
         run = run_of(GPT | {"strategy": "fsdp", "sequence_parallel": size})
         splits = data.build(run, ctx.device)
         strategy = spread(ctx, run, lambda run=run: models.build(run.model))
-        task = tasks.build(run, strategy.pieces)
+        task = tasks.build(run, strategy.pieces, splits)
         assert (strategy.data_rank, strategy.data_world_size) == (ctx.rank // size, 4 // size)
         sums = evaluate(ctx, strategy, task, splits, batch=9)
         assert sums is not None

@@ -153,23 +153,23 @@ def test_simulated_nodes_have_an_address_each() -> None:
 def test_the_arguments_of_corenet_on_each_node() -> None:
     recipe = yaml.safe_load((ROOT / "config/recipes/corenet.yaml").read_text())
     corenet = run(None, **recipe)
-    fields = own.fields_of_spec(corenet, "train")
+    fields = own.fields_of_spec(corenet, "train", Path("/r"))
     for index in range(4):
         assert program_command(spec(**fields), plan(), index) == [
             "corenet-train", "--common.config-file", "projects/openelm/pretraining_configs/openelm_3B.yaml",
-            "--ddp.rank", str(8 * index), "--ddp.world-size", "32", "--ddp.dist-url", "tcp://10.0.0.1:20000",
+            "--common.results-loc", "/r", "--ddp.rank", str(8 * index), "--ddp.world-size", "32", "--ddp.dist-url", "tcp://10.0.0.1:20000",
             "--ddp.backend", "nccl",
         ]  # fmt: skip
-    assert own.fields_of_spec(corenet, "smoke")["backend"] == "spawn"  # our own smoke test, beside it
+    assert own.fields_of_spec(corenet, "smoke", Path("/r"))["backend"] == "spawn"  # our own smoke test, beside it
 
 
 def test_accelerate_starts_guards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = yaml.safe_load((ROOT / "config/recipes/accelerate.yaml").read_text())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"entry.script = 'train.py': there is no such file"):
-        own.fields_of_spec(run(None, **recipe), "train")
+        own.fields_of_spec(run(None, **recipe), "train", Path("/r"))
     Path("train.py").touch()
-    fields = own.fields_of_spec(run(None, **recipe), "train")
+    fields = own.fields_of_spec(run(None, **recipe), "train", Path("/r"))
     command = program_command(spec(**fields), plan(), 1)
     assert command[:4] == ["accelerate", "launch", "--multi_gpu", "--num_processes"]
     assert command[-2:] == ["-m", "trainpkg.launch.start.guard"]
@@ -177,7 +177,7 @@ def test_accelerate_starts_guards(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_placeholders_are_filled_word_by_word() -> None:
-    values = placeholders(plan([8, 4, 8, 8], master_addr="fd00::1"), 1)
+    values = placeholders(spec(), plan([8, 4, 8, 8], master_addr="fd00::1"), 1)
     assert values["rank_offset"] == "8" and values["gpus_per_node"] == "4" and values["world_size"] == "28"
     assert values["dist_url"] == "tcp://[fd00::1]:20000" and values["hosts"] == "n1,n2,n3,n4"
     line = "run '{{a b}}' --x={node_rank}/{num_nodes} {entry} \"{hosts}\""
@@ -253,7 +253,7 @@ def test_what_a_program_of_one_s_own_computes_is_its_identity() -> None:
     read_again = Run.model_validate(run(None, **script).tree())
     assert read_again.own_program and read_again.fingerprint() == prints[0]
     with pytest.raises(UserError, match="trains a program of its own"):
-        own.fields_of_spec(read_again, "evaluate")
+        own.fields_of_spec(read_again, "evaluate", Path("/r"))
 
 
 # ranks and devices

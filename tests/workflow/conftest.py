@@ -33,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
     target = tmp_path / "my checkout"  # as in "My Projects"
     target.mkdir()
     shutil.copy(ROOT / "Snakefile", target)
-    for folder in ("workflow", "config", "profiles", "cluster"):
+    for folder in ("workflow", "config", "profiles", "cluster", "examples"):
         shutil.copytree(ROOT / folder, target / folder)
     return target
 

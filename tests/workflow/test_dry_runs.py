@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import blocks
 from tests.workflow.conftest import ROOT, Snakemake
 
 
@@ -44,11 +45,15 @@ def test_as_a_module_with_a_prefix_and_a_config_of_its_own(snakemake: Snakemake,
     other.mkdir()
     (other / "my.yaml").write_text(f"training: {{results_dir: out, sheet: {checkout}/config/runs.tsv, "
                                    f"recipes: {checkout}/config/recipes}}\n")  # fmt: skip
-    (other / "Snakefile").write_text(
-        'configfile: "my.yaml"\n'
-        f'module training:\n    snakefile: "{checkout}/Snakefile"\n    config: config["training"]\n    prefix: "deep"\n'
-        "use rule * from training as mine_*\n"
-    )
+    [shown] = [block.text for block in blocks(ROOT / "README.md") if block.language == "snakemake"]
+    for theirs, ours in (
+        ("path/to/this", str(checkout)),
+        ('prefix: "training"', 'prefix: "deep"'),
+        (" training_", " mine_"),
+    ):
+        assert theirs in shown
+        shown = shown.replace(theirs, ours)
+    (other / "Snakefile").write_text(f'configfile: "my.yaml"\n{shown}')
     done = snakemake("-n", "-p", "--cores", "2", cwd=other)
     assert jobs(done.stdout) == DEMO
     assert "--out deep/out/runs/gpt/train.json" in done.stdout

@@ -68,7 +68,7 @@ def test_one_of_three_runs_fails_and_the_tables_are_there_all_the_same(
     assert {run: row["status"] for run, row in rows.items()} == {"a": "finished", "b": "failed", "c": "finished"}
     assert rows["a"]["eval_accuracy"]
     files = [path for path in (checkout / results / "runs/a").rglob("*") if path.is_file()]
-    assert len(files) <= 28, "README tells how many files a run leaves, times thousands of runs"
+    assert len(files) <= 28, "docs/many-runs.md tells how many files a run leaves, times thousands of runs"
     assert "0 GPUs are visible" in rows["b"]["cause"]
     (checkout / "config/runs.tsv").write_text(sheet.replace("cuda", "cpu"))
     snakemake(timeout=280)

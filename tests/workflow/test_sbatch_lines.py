@@ -225,3 +225,16 @@ def test_no_way_to_choose_slurm_caps_its_jobs_at_this_machines_cores(
     [line] = train_lines(sheet, fake_slurm, *arguments).values()
     assert line.endswith("--wrap=<snakemake --cores all>")
     assert "--cpus-per-task=4" in line
+
+
+def test_what_the_profile_runs_before_snakemake_comes_first(
+    sheet: Path, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sheet)
+    profile = Path("cluster/profile.yaml")
+    profile.write_text(re.sub(r"^# (precommand: .*?)#.*$", r"\1", profile.read_text(), flags=re.M))
+    Path("config/runs.tsv").write_text("run\trecipe\none\tdigits_ddp\n")
+    present_smoke_results(sheet)
+    train_lines(sheet, fake_slurm, "--executor", "slurm", "--profile", "cluster", num_jobs=1)
+    [job] = fake_slurm.glob("job-*")
+    assert re.search(r"^--wrap=module load gcc/13 && \S+ -m snakemake ", job.read_text(), re.M), job.read_text()

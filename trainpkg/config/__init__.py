@@ -9,18 +9,20 @@ from trainpkg.config.execution import Launch, Slurm, Smoke
 from trainpkg.config.keys import Section, flatten
 from trainpkg.config.optimisation import Ema, Optim
 from trainpkg.config.run import Run, Workflow, disagreements
-from trainpkg.config.training import Checkpoint, Ddp, Evaluate, Fsdp, Logging, Profile
-from trainpkg.config.work import (
-    ConvModel,
+from trainpkg.config.sources import (
     Data,
     DigitsData,
-    Entry,
-    GPTModel,
-    Model,
+    HuggingFaceData,
+    ImageFolderData,
+    OwnData,
+    Pixels,
     PythonTextData,
-    Train,
-    ViTModel,
+    TableData,
+    TokensData,
+    WebDatasetData,
 )
+from trainpkg.config.training import Checkpoint, Ddp, Evaluate, Fsdp, Logging, Profile
+from trainpkg.config.work import ConvModel, Entry, GPTModel, Model, OwnModel, Train, ViTModel
 
 __all__ = [
     "Checkpoint",
@@ -33,18 +35,26 @@ __all__ = [
     "Evaluate",
     "Fsdp",
     "GPTModel",
+    "HuggingFaceData",
+    "ImageFolderData",
     "Launch",
     "Logging",
     "Model",
     "Optim",
+    "OwnData",
+    "OwnModel",
+    "Pixels",
     "Profile",
     "PythonTextData",
     "Run",
     "Section",
     "Slurm",
     "Smoke",
+    "TableData",
+    "TokensData",
     "Train",
     "ViTModel",
+    "WebDatasetData",
     "Workflow",
     "disagreements",
     "flatten",

@@ -57,8 +57,9 @@ class Launch(Section):
     command: str | None = execution(
         None,
         "What backend command starts once per node, split as a shell would; {rank_offset} {world_size} {node_rank} "
-        "{num_nodes} {gpus_per_node} {master_addr} {master_port} {dist_url} {hosts} {python} are filled in, and "
-        "{entry}: what it shall start so that ranks are ours (-m MODULE). Without {entry} it is the training itself.",
+        "{num_nodes} {gpus_per_node} {master_addr} {master_port} {dist_url} {hosts} {run} {run_dir} {python} are "
+        "filled in, and {entry}: what it shall start so that ranks are ours (-m MODULE). Without {entry} it is the "
+        "training itself.",
     )
     mpi: Literal["auto", "pmix", "pmi2", "mpirun"] = execution("auto", "How backend mpi starts; auto: what is there.")
     start: Literal["fork", "exec"] = execution("fork", "fork: from one process that imported torch; exec: one each.")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainpkg.config.names import is_own
+from trainpkg.config.work import GPTModel
+
 if TYPE_CHECKING:
     from trainpkg.config.run import Run
 
@@ -58,8 +61,10 @@ def _sequence(run: Run) -> Iterator[str]:
     if size == 1:
         return
     given = f"sequence_parallel = {size}"
-    if run.model.name != "gpt":
+    if not isinstance(run.model, GPTModel):
         yield f"{given} with model.name = {run.model.name!r}: only gpt has a sequence to share"
+    elif is_own(run.task) or is_own(run.data.name):
+        yield f"{given} with a task or data of your own: only the built-in ones cut sequences into pieces"
     else:
         for key, value in (("model.heads", run.model.heads), ("model.context", run.model.context)):
             if value % size:

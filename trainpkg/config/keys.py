@@ -12,12 +12,20 @@ S = TypeVar("S", bound="Section")
 R = TypeVar("R")
 IDENTITY = {"identity": True}
 EXECUTION = {"identity": False}
-FREE_FORM = ("launch.env", "launch.env_prepend")  # mappings whose keys are the user's
+# mappings whose keys are the user's: of text, and of whatever their own code takes
+FREE_TEXT = ("launch.env", "launch.env_prepend")
+FREE_VALUES = ("model.kwargs", "data.kwargs", "data.transform_kwargs", "task_kwargs")
+FREE_FORM = (*FREE_TEXT, *FREE_VALUES)
 
 
 def identity(default: Any = ..., description: str = "", **limits: Any) -> Any:
     """A key whose change makes another run."""
     return Field(default, description=description, json_schema_extra=dict(IDENTITY), **limits)
+
+
+def later(default: Any, description: str = "", **limits: Any) -> Any:
+    """An identity key that is younger than some runs: it counts where it is not its default."""
+    return Field(default, description=description, json_schema_extra={**IDENTITY, "later": True}, **limits)
 
 
 def execution(default: Any = ..., description: str = "", **limits: Any) -> Any:
@@ -66,15 +74,19 @@ def once_per_object(function: Callable[[S], R]) -> Callable[[S], R]:
 @once_per_object
 def identity_of(section: Section) -> dict[str, Any]:
     """The identity keys of a section and of all sections inside it."""
-    names = _identity_keys(type(section))
+    always, younger = _identity_keys(type(section))
+    names = [*always, *(name for name, default in younger.items() if getattr(section, name) != default)]
     values = [(name, getattr(section, name)) for name in names]
     return {name: identity_of(value) if isinstance(value, Section) else value for name, value in values}
 
 
 @lru_cache
-def _identity_keys(kind: type[Section]) -> tuple[str, ...]:
+def _identity_keys(kind: type[Section]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """(those that always count, default of each that is `later`)."""
     extras = {name: field.json_schema_extra for name, field in kind.model_fields.items()}
-    return tuple(name for name, extra in extras.items() if not isinstance(extra, dict) or extra["identity"])
+    marked = {name: extra if isinstance(extra, dict) else IDENTITY for name, extra in extras.items()}
+    younger = {name: kind.model_fields[name].default for name, extra in marked.items() if extra.get("later")}
+    return tuple(name for name, extra in marked.items() if extra["identity"] and name not in younger), younger
 
 
 def flat_section(section: Section, name: str) -> dict[str, Any]:
@@ -88,10 +100,10 @@ def _flat_section(same: _Same, name: str) -> dict[str, Any]:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; free-form mappings stay whole."""
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; mappings of variables stay whole."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        if isinstance(value, dict) and prefix + name not in FREE_FORM:
+        if isinstance(value, dict) and prefix + name not in FREE_TEXT:
             flat.update(flatten(value, f"{prefix}{name}."))
         else:
             flat[prefix + name] = value

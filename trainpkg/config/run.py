@@ -10,12 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from trainpkg.config import features, site, starts, submission
+from trainpkg.config import features, parts, site, starts, submission
 from trainpkg.config.execution import Launch, Slurm, Smoke
-from trainpkg.config.keys import Section, execution, flat_section, identity, identity_of
+from trainpkg.config.keys import Section, execution, flat_section, flatten, identity, identity_of
+from trainpkg.config.names import Kwargs, TaskName
 from trainpkg.config.optimisation import Ema, Optim
+from trainpkg.config.sources import Data
 from trainpkg.config.training import Checkpoint, Ddp, Evaluate, Fsdp, Logging, Profile
-from trainpkg.config.work import ConvModel, Data, Entry, Model, Train, ViTModel
+from trainpkg.config.work import Entry, Model, Train
 
 
 class Run(Section):
@@ -24,8 +26,14 @@ class Run(Section):
     run: str = execution(..., "Name; also the directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     recipe: str = execution(..., "Name of the file in the recipes folder, without .yaml.")
     entry: Entry | None = identity(None, "A program of your own.")
+    inputs: tuple[str, ...] = execution(
+        (), "Files that must be there first, such as another workflow's results; when they change the run begins anew."
+    )
     # Required, unless a program of the user's own is trained: then they are None, whatever their types say.
-    task: Literal["images", "language"] = identity(None, "images: classification; language: next-byte prediction.")
+    task: TaskName = identity(
+        None, "images: classification; language: prediction of the next byte or token; or package.module:name."
+    )
+    task_kwargs: Kwargs | None = identity(None, "Arguments of your own task's class or function.")
     seed: int = identity(0, "Seed of weights, data order and dropout.", ge=0)
     strategy: Annotated[Literal["single", "ddp", "fsdp", "hsdp"] | None, BeforeValidator(features.refuse_pipeline)] = (
         execution(
@@ -78,6 +86,7 @@ class Run(Section):
         tree = {name: value for name, value in identity_of(self).items() if name not in starts.OPTIONAL or value}
         if self.launch.foreign:
             tree["command"] = self.launch.command
+            tree.pop("entry", None)  # then it names what the program leaves behind, at most
         text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -96,8 +105,10 @@ class Run(Section):
             value = getattr(self, name)
             if isinstance(value, Section):
                 flat.update(flat_section(value, name))
+            elif isinstance(value, dict):
+                flat.update(flatten(value, f"{name}."))
             elif value is not None or name not in starts.OPTIONAL:
-                flat[name] = value
+                flat[name] = list(value) if isinstance(value, tuple) else value
         return flat
 
     def tree(self) -> dict[str, Any]:
@@ -136,22 +147,8 @@ def disagreements(run: Run) -> list[str]:
     found = [*starts.disagreements(run), *submission.disagreements(run.slurm), *site.disagreements(run.launch)]
     if missing := starts.missing(run):
         return [*found, *missing]
-    return [*found, *(() if run.own_program else [*_work(run), *features.disagreements(run)]), *_launch(run)]
-
-
-def _work(run: Run) -> list[str]:
-    found = []
-    wants = {"images": ({"conv", "vit"}, {"digits"}), "language": ({"gpt"}, {"python_text"})}
-    models, data = wants[run.task]
-    if run.model.name not in models:
-        found.append(f"model.name = {run.model.name!r} cannot do task = {run.task!r}; it takes {sorted(models)}")
-    if run.data.name not in data:
-        found.append(f"data.name = {run.data.name!r} cannot feed task = {run.task!r}; it takes {sorted(data)}")
-    if not isinstance(run.model, ConvModel) and run.model.dim % run.model.heads:
-        found.append(f"model.heads = {run.model.heads} does not divide model.dim = {run.model.dim}")
-    if isinstance(run.model, ViTModel) and 8 % run.model.patch:
-        found.append(f"model.patch = {run.model.patch} does not divide the images' side of 8 pixels")
-    return found
+    ours = [] if run.own_program else [*parts.disagreements(run), *features.disagreements(run)]
+    return [*found, *ours, *_launch(run)]
 
 
 def _launch(run: Run) -> list[str]:

@@ -14,10 +14,11 @@ from trainpkg import template
 if TYPE_CHECKING:
     from trainpkg.config.run import Run
 
-OPTIONAL = ("entry", "task", "model", "data", "train")  # keys of a run that may be absent
+OPTIONAL = ("entry", "task", "task_kwargs", "model", "data", "train")  # keys of a run that may be absent
 # what a program of the user's own takes the place of
 OURS = (
     "task",
+    "task_kwargs",
     "model",
     "data",
     "optim",
@@ -92,8 +93,16 @@ def _entry(run: Run) -> Iterator[str]:
     if run.entry is None:
         return
     script, module = run.entry.script, run.entry.module
-    if (script is None) == (module is None):
+    if (script is None) == (module is None) and not run.launch.foreign:
         yield f"entry.script = {script!r} and entry.module = {module!r}: one of the two is needed"
+    for name, text in [("metrics", run.entry.metrics or ""), *(("outputs", text) for text in run.entry.outputs)]:
+        if why := template.trouble(text, template.OF_RUN):
+            yield f"entry.{name}: {text!r}: {why}"
+    if run.entry.metrics == "{run_dir}/metrics.jsonl":
+        yield (
+            f"entry.metrics = {run.entry.metrics!r} is the file that lines are brought into: give the program's own "
+            "another name, or call trainpkg.log"
+        )
     for word in run.entry.args:
         if why := template.trouble(word, template.RANK):
             yield f"entry.args: {word!r}: {why}"
@@ -102,7 +111,7 @@ def _entry(run: Run) -> Iterator[str]:
                 f"entry.args: {word!r}: with launch.backend = 'torchrun' the ranks meet where c10d says, not at "
                 f"{{{min(used)}}}; read MASTER_ADDR and MASTER_PORT, or take torchrun-static"
             )
-    if run.launch.foreign and run.launch.command:
+    if run.launch.foreign and run.launch.command and (script or module or run.entry.args):
         yield (
             f"entry is given, but launch.command = {run.launch.command!r} has no {{entry}} where your program would "
             "come in"

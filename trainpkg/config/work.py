@@ -1,12 +1,13 @@
-"""Sections that say what is computed: model, data, length and precision."""
+"""Sections that say what is computed: model, length and precision; a program of the user's own. Data: `sources`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Tag
 
-from trainpkg.config.keys import Section, execution, identity
+from trainpkg.config.keys import Section, execution, identity, later
+from trainpkg.config.names import Kwargs, OwnName, by_name
 
 
 class ConvModel(Section):
@@ -15,6 +16,9 @@ class ConvModel(Section):
     name: Literal["conv"]
     width: int = identity(32, "Channels of the first stage; the second has twice as many.", ge=1)
     dropout: float = identity(0.1, "Dropout before the classifier.", ge=0, lt=1)
+    side: int = later(8, "Side of the images in pixels.", ge=4)
+    channels: int = later(1, "Channels of the images.", ge=1)
+    classes: int = later(10, "Classes.", ge=1)
 
 
 class ViTModel(Section):
@@ -26,10 +30,13 @@ class ViTModel(Section):
     heads: int = identity(4, "Attention heads; must divide dim.", ge=1)
     patch: int = identity(2, "Side of a patch in pixels; must divide the image's side.", ge=1)
     dropout: float = identity(0.0, "Dropout in attention and MLP.", ge=0, lt=1)
+    side: int = later(8, "Side of the images in pixels.", ge=1)
+    channels: int = later(1, "Channels of the images.", ge=1)
+    classes: int = later(10, "Classes.", ge=1)
 
 
 class GPTModel(Section):
-    """A small byte-level GPT."""
+    """A small GPT, over bytes unless `vocabulary` says more."""
 
     name: Literal["gpt"]
     dim: int = identity(128, "Width of the residual stream.", ge=1)
@@ -37,32 +44,23 @@ class GPTModel(Section):
     heads: int = identity(4, "Attention heads; must divide dim.", ge=1)
     context: int = identity(128, "Tokens that a prediction can see.", ge=1)
     dropout: float = identity(0.0, "Dropout in attention and MLP.", ge=0, lt=1)
+    vocabulary: int = later(256, "Number of tokens; 256: bytes.", ge=2)
 
 
-class Loading(Section):
-    """What all data sets have."""
+class OwnModel(Section):
+    """A network of the user's own: an nn.Module that a class or function makes."""
 
-    workers: int = execution(0, "Processes per rank that prepare batches ahead; 0: the rank itself.", ge=0)
-
-
-class DigitsData(Loading):
-    """The 1,797 handwritten digits (8 x 8 pixels) that ship with scikit-learn."""
-
-    name: Literal["digits"]
-    shift: int = identity(0, "Pixels that training images are moved by at most, anew in each epoch.", ge=0, le=3)
-    test_fraction: float = identity(0.2, "Share of the images held out for evaluation.", gt=0, lt=1)
+    name: OwnName
+    kwargs: Kwargs = later({}, "Arguments of your own class or function.")
 
 
-class PythonTextData(Loading):
-    """The source text of Python's standard library on this machine, as bytes."""
-
-    name: Literal["python_text"]
-    max_bytes: int = identity(4_000_000, "Bytes used, training and validation together.", ge=10_000)
-    validation_fraction: float = identity(0.05, "Share of the files held out for validation.", gt=0, lt=1)
-
-
-Model = Annotated[ConvModel | ViTModel | GPTModel, Field(discriminator="name")]
-Data = Annotated[DigitsData | PythonTextData, Field(discriminator="name")]
+Model = Annotated[
+    Annotated[ConvModel, Tag("conv")]
+    | Annotated[ViTModel, Tag("vit")]
+    | Annotated[GPTModel, Tag("gpt")]
+    | Annotated[OwnModel, Tag("own")],
+    by_name("conv, vit, gpt"),
+]
 
 
 class Entry(Section):
@@ -72,6 +70,14 @@ class Entry(Section):
     module: str | None = identity(None, "Module instead of a file: python -u -m MODULE ARGS.")
     args: tuple[str, ...] = identity(
         (), "Arguments; {rank} {local_rank} and what launch.command knows, but {python} and {entry}, are filled in."
+    )
+    outputs: tuple[str, ...] = execution(
+        (), "Files that it must leave behind, else the run has failed; {run} and {run_dir} are filled in."
+    )
+    metrics: str | None = execution(
+        None,
+        "File of JSON lines that it writes, one object with a whole step each: what is new in it comes into the run's "
+        "metrics.jsonl every second. {run} and {run_dir} are filled in.",
     )
 
 

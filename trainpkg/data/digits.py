@@ -64,6 +64,7 @@ def load(config: DigitsData, device: torch.device) -> Splits:
         validation=Images(images[test].to(device), labels[test].to(device)),
         digest=digest_of(images, labels, order),
         facts={},
+        num_classes=10,
     )
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 
 from trainpkg.config import Train
-from trainpkg.data import Splits
-from trainpkg.data.loading import Batch, Request, loaded
-from trainpkg.data.order import Order, micro_batch_sizes, slice_of_rank
+from trainpkg.data import Batch, Splits
+from trainpkg.data.loading import Request, loaded
+from trainpkg.data.order import InOrder, Order, micro_batch_sizes, slice_of_rank
 
 
 class Feed:
@@ -24,7 +24,7 @@ class Feed:
         self, splits: Splits, seed: int, train: Train, device: torch.device, rank: int, world_size: int
     ) -> None:
         self._splits, self._device = splits, device
-        self._order = Order(splits.train.num_samples, seed)
+        self._order = InOrder(seed) if splits.streamed else Order(splits.train.num_samples, seed)
         self.global_batch, self._accumulation = train.global_batch, train.accumulation
         self._rank, self._world_size = rank, world_size
         self._batches: Iterator[Batch] = iter(())

@@ -18,13 +18,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
-from trainpkg.data import Dataset
+from trainpkg.data import Batch, Dataset
 from trainpkg.launch.processes import die_with_parent
 from trainpkg.runtime.signals import SIGNALS
 
-Batch = tuple[Tensor, Tensor]
 Request = tuple[Tensor, Tensor | None]  # indices and seeds of the samples of one batch
 
 
@@ -49,12 +49,13 @@ def _copied(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     for batch in batches:
         with torch.cuda.stream(stream):
-            inputs, targets = (part.to(device, non_blocking=True) for part in batch)  # not one that is there already
+            there = tree_map_only(Tensor, lambda part: part.to(device, non_blocking=True), batch)
         current = torch.cuda.current_stream(device)
         current.wait_stream(stream)
-        for part in (inputs, targets):
-            part.record_stream(current)  # its memory is not given to the next copy before this step is done with it
-        yield inputs, targets
+        for part in tree_leaves(there):
+            if isinstance(part, Tensor):
+                part.record_stream(current)  # its memory is not given to the next copy before this step is done with it
+        yield there
 
 
 class _Batches:
@@ -98,5 +99,7 @@ def _begin(rank_pid: int, number: int) -> None:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != rank_pid:  # it ended before the line above
         os._exit(1)
+    # Which samples are whose is decided by who asks: data that divide themselves by worker would lose some.
+    torch.utils.data._utils.worker._worker_info = None
     os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that a data set imports only now; torch has its own already
     gc.freeze()  # what the rank left behind is not the worker's to collect: its process group least of all

@@ -55,6 +55,20 @@ class Order:
         return torch.randint(2**63 - 1, (self.num_samples,), generator=generator)
 
 
+class InOrder:
+    """The order of samples that come as they come: position p is sample p. They are counted on from epoch to epoch."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def indices(self, position: int, count: int) -> Tensor:
+        return torch.arange(position, position + count)
+
+    def seeds(self, position: int, count: int) -> Tensor:
+        """As an `Order`'s: a function of seed and position alone."""
+        return torch.tensor([mix("sample", self._seed, place) for place in range(position, position + count)])
+
+
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -55,8 +55,8 @@ def load(config: PythonTextData, context: int, device: torch.device) -> Splits:
     for key, text in (("data.max_bytes", train), ("data.validation_fraction", validation)):
         if len(text) <= context:
             raise UserError(
-                f"{key} leaves {len(text)} bytes of text in one part, too few for model.context = {context}: raise "
-                f"data.max_bytes = {config.max_bytes} or data.validation_fraction = {config.validation_fraction}"
+                f"{key} leaves {len(text)} bytes in one part, too few for samples of {context} (model.context); "
+                f"raise data.max_bytes = {config.max_bytes} or data.validation_fraction = {config.validation_fraction}"
             )
     return Splits(
         train=Windows(train.to(device), context, partial=False),

@@ -85,7 +85,8 @@ class Guest:
         folder, run = self.folder, self.run
         if aside := attempt.set_aside_other_run(folder, run):
             print(
-                f"the config of run {run.run!r} has changed what it computes: the old run went to {aside}", flush=True
+                f"run {run.run!r} is another one now, by its config or its inputs: the old run went to {aside}",
+                flush=True,
             )
         if attempt.rewrite_if_finished(folder, run):
             print(f"run {run.run!r} is finished already; {folder.out} is written again", flush=True)

@@ -55,12 +55,15 @@ class Spec:
     dist_backend: str = "auto"
     start: str = "fork"
     script: list[str] = field(default_factory=list)  # a user's own program: what follows `python -u` in each rank
+    outputs: list[str] = field(default_factory=list)  # files that it must leave behind
+    metrics: str | None = None  # the file of JSON lines that it writes
     command: str | None = None  # template of what backend command starts once per node
     oversubscribe: bool = False
     preload: list[str] = field(default_factory=lambda: list(PRELOAD))
     entry: str = ENTRY
     timeouts: Timeouts = Timeouts()
     max_restarts: int = 2
+    began_unix_s: float = 0.0
     deadline: float | None = None  # unix seconds
     deadline_lead_s: float = 120.0
     env: dict[str, str] = field(default_factory=dict)

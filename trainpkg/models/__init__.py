@@ -1,16 +1,21 @@
-"""The built-in networks. They know nothing of ranks, devices or files."""
+"""The built-in networks, and the user's own. They know nothing of ranks, devices or files."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
-from trainpkg.config import Model
+from trainpkg import named
+from trainpkg.config import Model, OwnModel
+from trainpkg.errors import UserError
 from trainpkg.models.conv import Conv
 from trainpkg.models.gpt import GPT
 from trainpkg.models.vit import ViT
 
-KINDS: dict[str, type[nn.Module]] = {"conv": Conv, "vit": ViT, "gpt": GPT}
+KINDS: dict[str, Callable[[Any], nn.Module]] = {"conv": Conv, "vit": ViT, "gpt": GPT}
 
 
 def build(config: Model) -> nn.Module:
@@ -20,6 +25,18 @@ def build(config: Model) -> nn.Module:
     at a time, on the host, from torch's global generator. A class without it is built for real, from that generator.
     Weights of a file go in with `load_state_dict(weights, assign=True)`.
     """
-    kind = KINDS[config.name]
+    if isinstance(config, OwnModel):
+        return _own(config)
+    with torch.device("meta"):
+        return KINDS[config.name](config)
+
+
+def _own(config: OwnModel) -> nn.Module:
+    kind = named.load("model.name", config.name)
     with torch.device("meta" if hasattr(kind, "initialise") else "cpu"):
-        return kind(config)
+        model = named.call("model", config.name, kind, config.kwargs)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model.name = {config.name!r}: it made {type(model).__name__}, no torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"model.name = {config.name!r}: it has no parameter that could be trained")
+    return model

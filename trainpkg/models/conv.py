@@ -1,4 +1,4 @@
-"""A small conv net for 8 x 8 images in one channel. GroupNorm: a sample's output does not depend on its batch."""
+"""A small conv net for small images. GroupNorm: a sample's output does not depend on its batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from trainpkg.config import ConvModel
-
-NUM_CLASSES = 10
 
 
 class Stage(nn.Module):
@@ -34,13 +32,13 @@ class Stage(nn.Module):
 
 
 class Conv(nn.Module):
-    """Images [N, 1, 8, 8] to logits [N, 10]."""
+    """Images [N, channels, side, side] to logits [N, classes]."""
 
     def __init__(self, config: ConvModel) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Stage(1, config.width), Stage(config.width, 2 * config.width)])
+        self.blocks = nn.ModuleList([Stage(config.channels, config.width), Stage(config.width, 2 * config.width)])
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(2 * config.width * 4, NUM_CLASSES)
+        self.head = nn.Linear(2 * config.width * (config.side // 4) ** 2, config.classes)
 
     def initialise(self, name: str, tensor: Tensor) -> None:
         """Fill a whole weight, by its name, from torch's generator: uniform within 1 / sqrt(inputs), as torch does."""

@@ -1,4 +1,4 @@
-"""A small decoder-only transformer over bytes."""
+"""A small decoder-only transformer over bytes or other tokens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ from torch import Tensor, nn
 from trainpkg.config import GPTModel
 from trainpkg.models.transformer import Block, initialise
 
-NUM_BYTES = 256
-
 
 class GPT(nn.Module):
-    """Bytes [N, T] (int64, T <= context) to logits of the next byte [N, T, 256].
+    """Tokens [N, T] (int64, T <= context) to logits of the next one [N, T, vocabulary].
 
-    `piece`: the bytes are this one of several equally long pieces of each text, counted from 0.
+    `piece`: the tokens are this one of several equally long pieces of each text, counted from 0.
     """
 
     piece = 0
 
     def __init__(self, config: GPTModel) -> None:
         super().__init__()
-        self.embed = nn.Embedding(NUM_BYTES, config.dim)
+        self.embed = nn.Embedding(config.vocabulary, config.dim)
         self.position = nn.Embedding(config.context, config.dim)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             [Block(config.dim, config.heads, config.dropout, causal=True) for _ in range(config.depth)]
         )
         self.norm = nn.LayerNorm(config.dim)
-        self.head = nn.Linear(config.dim, NUM_BYTES, bias=False)
+        self.head = nn.Linear(config.dim, config.vocabulary, bias=False)
 
     def initialise(self, name: str, tensor: Tensor) -> None:
         """Fill a whole weight, by its name, from torch's generator."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import resource
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from trainpkg.metric_lines import strict as strict  # the trainer's other files need it too
 from trainpkg.runtime.distributed import RankContext
 from trainpkg.runtime.trackers import NoTracker, Tracker, numbers
 
@@ -52,22 +52,6 @@ class MetricsFile:
         if self._stream is not None:
             self._stream.close()
         self._tracker.close(verdict)
-
-
-def strict(values: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
-    """(values with non-finite numbers as None, notes such as `loss is nan`)."""
-    clean: dict[str, Any] = {}
-    notes: list[str] = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            clean[name], inner = strict(value, f"{prefix}{name}.")
-            notes += inner
-        elif isinstance(value, float) and not math.isfinite(value):
-            clean[name] = None
-            notes.append(f"{prefix}{name} is {value}")
-        else:
-            clean[name] = value
-    return clean, notes
 
 
 class Meter:

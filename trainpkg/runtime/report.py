@@ -62,17 +62,18 @@ class Reporter:
     def joined(self, seconds: float, device: str) -> None:
         self._send({"event": "joined", "seconds": round(seconds, 4), "device": device})
 
-    def step(self, step: int, total: int) -> None:
-        """Steps done of all; at most about five a second reach the launcher, always the first and the last."""
-        first, self.step_now = self.step_now is None, step
+    def step(self, step: int, total: int | None) -> None:
+        """Steps done of all (None: nobody knows); at most about five a second reach the launcher, always the first and
+        the last."""
+        first, last, self.step_now = self.step_now is None, total is not None and step >= total, step
         if self._phase:  # of the first step
             self.busy("")
         if self._counter is not None:
             struct.pack_into("q", self._counter, 0, step)
         now = time.monotonic()
-        if first or step >= total or now - self._last_step_at >= STEP_INTERVAL_S:
+        if first or last or now - self._last_step_at >= STEP_INTERVAL_S:
             self._last_step_at = now
-            self._send({"event": "step", "step": step, "total": total}, may_drop=not first and step < total)
+            self._send({"event": "step", "step": step, "total": total}, may_drop=not first and not last)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,34 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def seed_host(seed: int) -> None:
+    """Seed the generators of the host alone, as often as once per sample: torch's, python's, numpy's."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def host_generators_kept() -> Iterator[None]:
+    """Whatever is drawn inside, the host's generators go on as if nothing had been."""
+    before = host_generators()
+    try:
+        yield
+    finally:
+        set_host_generators(before)
+
+
+def host_generators() -> tuple[Any, ...]:
+    """Their state, for `set_host_generators` of this process."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def set_host_generators(state: tuple[Any, ...]) -> None:
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

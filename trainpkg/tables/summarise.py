@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from trainpkg.sheet import add_config_arguments
 
     add_config_arguments(parser)
-    parser.add_argument("--out", type=Path, help="tables/ and plots/ go below it; default: the results directory")
+    parser.add_argument("--results", type=Path, help="where the results are, if not in the config's results_dir")
+    parser.add_argument("--out", type=Path, help="tables/ and plots/ go below it; default: where the results are")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
 
     config = sheet.config_of(args)
     loaded = sheet.load(config, lazily=True)
-    results_dir = loaded.results_dir
+    results_dir = loaded.results_dir if args.results is None else Path(args.results)  # a module's prefix moves them
     out = results_dir if args.out is None else Path(args.out)
     expected = expected_runs(loaded, config, cache.load_runs(out / "tables"))
 

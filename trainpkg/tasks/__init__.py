@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from trainpkg.config import Run
+from trainpkg import named
+from trainpkg.config import ConvModel, Run, ViTModel
+from trainpkg.config.names import is_own
+from trainpkg.data import Batch, Splits
+from trainpkg.errors import UserError
 from trainpkg.runtime.sequence import Pieces
 
 Columns = dict[str, list[int] | list[float | None]]
@@ -19,11 +24,11 @@ class Task(Protocol):
     best_mode: Literal["min", "max"]
     num_sums: int
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss over the batch, 0-dim fp32."""
         ...
 
-    def sums(self, model: nn.Module, batch: tuple[Tensor, Tensor], is_real: Tensor) -> Tensor:
+    def sums(self, model: nn.Module, batch: Batch, is_real: Tensor) -> Tensor:
         """Float64 [num_sums] over the samples with `is_real` (bool [N]) set; sums of passes and ranks add up.
 
         The last sum is the number of samples. What is no count is made `exact` first.
@@ -47,12 +52,35 @@ def exact(losses: Tensor) -> Tensor:
     return (losses.double() * 2**24).round() / 2**24
 
 
-def build(run: Run, pieces: Pieces) -> Task:
-    """The task that `task` asks for, for a model that is given `pieces` of the samples."""
-    from trainpkg.models.conv import NUM_CLASSES
+def build(run: Run, pieces: Pieces, splits: Splits) -> Task:
+    """The task that `task` asks for, on these data, for a model that is given `pieces` of the samples."""
     from trainpkg.tasks.images import Images
     from trainpkg.tasks.language import Language
+    from trainpkg.tasks.own import Own
     from trainpkg.tasks.pieces import OnPieces
 
-    task: Task = Images(NUM_CLASSES) if run.task == "images" else Language()
+    kwargs = run.task_kwargs or {}
+    if is_own(run.task):
+        return Own(run.task, named.call("task", run.task, named.load("task", run.task), kwargs))
+    if run.task == "images":
+        count = num_classes(kwargs, splits)
+        if isinstance(run.model, ConvModel | ViTModel) and run.model.classes != count:
+            raise UserError(
+                f"model.classes = {run.model.classes}, but the data have {count}: set model.classes: {count}"
+            )
+        task: Task = Images(count)
+    else:
+        task = Language(splits.unit)
     return OnPieces(task, pieces) if pieces.size > 1 else task
+
+
+def num_classes(kwargs: Mapping[str, Any], splits: Splits) -> int:
+    """Of the data, or, where they do not say, of task_kwargs. UserError where neither does."""
+    given = kwargs.get("num_classes", splits.num_classes)
+    unknown = kwargs.keys() - {"num_classes"}
+    if unknown or not isinstance(given, int) or given < 2:
+        raise UserError(
+            f"task_kwargs = {dict(kwargs)}: task = 'images' takes num_classes, a whole number from 2 on; these data "
+            f"say {splits.num_classes}"
+        )
+    return given

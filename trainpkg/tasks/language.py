@@ -1,4 +1,4 @@
-"""Next-byte prediction: cross-entropy in nats per byte; bits per byte and perplexity over the held-out text."""
+"""Prediction of the next byte or token: cross-entropy in nats; bits per byte and perplexity over the held-out text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ class Language:
     best_mode: Literal["min", "max"] = "min"
     num_sums = 3
 
+    def __init__(self, unit: str = "byte") -> None:
+        """`unit`: what a target is, `byte` or `token`."""
+        self._unit = unit
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         text, targets = batch
         return F.cross_entropy(model(text).float().flatten(0, 1), targets.flatten())
 
     def sums(self, model: nn.Module, batch: tuple[Tensor, Tensor], is_real: Tensor) -> Tensor:
-        """[nats, bytes predicted, windows]."""
+        """[nats, targets, windows]."""
         text, targets = batch
         counted = (targets != IGNORED) & is_real[:, None]
         losses = F.cross_entropy(
@@ -33,12 +37,14 @@ class Language:
         return torch.stack([nats.sum(), counted.sum().double(), is_real.sum().double()])
 
     def metrics(self, sums: Tensor, facts: dict[str, float]) -> dict[str, float]:
+        """bits_per_byte of tokens: where the data say how many bytes one has (`bytes_per_token`)."""
         nats, count, _windows = sums.tolist()
         loss = nats / count
+        num_bytes = 1.0 if self._unit == "byte" else facts.get("bytes_per_token")
         return {
             "loss": loss,
-            "loss_nats_per_byte": loss,
-            "bits_per_byte": loss / math.log(2),
+            f"loss_nats_per_{self._unit}": loss,
+            **({"bits_per_byte": loss / num_bytes / math.log(2)} if num_bytes else {}),
             "perplexity": math.exp(min(loss, 700.0)),
             **facts,
             "num_tokens": int(count),

@@ -10,7 +10,7 @@ import yaml
 from snakemake.common import overwrite_function_params
 from snakemake.exceptions import WorkflowError
 from snakemake.resources import Resource, Resources
-from trainpkg import sheet
+from trainpkg import contract, sheet
 from trainpkg.config.submission import signal_trouble
 from trainpkg.errors import UserError
 from trainpkg.launch.head import history
@@ -18,10 +18,13 @@ from trainpkg.launch.head import history
 try:
     # A job knows its own run, and has no use for the others.
     SHEET = sheet.load(config, lazily=workflow.remote_exec)
+    if not workflow.remote_exec:
+        contract.require(SHEET.runs.values())
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
 RESULTS = SHEET.results_dir.as_posix()
+WHERE = Path(workflow.modifier.path_modifier.replace_prefix(RESULTS))  # also as a module with a prefix
 
 
 def config_arguments():
@@ -46,7 +49,7 @@ def run_of(wildcards, attempt=1):
         run, home = SHEET.first_with(wildcards.topology), f"smoke/{wildcards.topology}"
     else:
         run, home = SHEET.runs[wildcards.run], f"runs/{wildcards.run}"
-    home = Path(RESULTS, home)
+    home = WHERE / home
     alone = run.slurm.runs_per_job == 1  # those that share a job ask for the same
     vain = attempt > 1 and alone and history.why_not_again(home / "launch", home, attempt, None)
     return run.smallest() if vain else run
@@ -77,6 +80,12 @@ def trained(wildcards):
 def smoke_result(wildcards):
     go_on_after_a_failure()
     return f"{RESULTS}/smoke/{sheet.topology(run_of(wildcards))}.json"
+
+
+def inputs(wildcards):
+    """What a run needs beside us, from whichever rule makes it. A module's prefix is for what is ours: `local` keeps it
+    away from these paths."""
+    return [local(path) for path in run_of(wildcards).inputs]
 
 
 def all_smoke_results(wildcards):

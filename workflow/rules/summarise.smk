@@ -33,4 +33,4 @@ rule summarise:
         python=sys.executable,
     shell:
         "{params.python:q} -m trainpkg summarise {resources.config_args}"
-        ' --out "$(dirname {output.runs:q})"/.. > {log:q} 2>&1'
+        ' --results "$(dirname {output.runs:q})"/.. > {log:q} 2>&1'

@@ -3,6 +3,7 @@
 
 rule train:
     input:
+        inputs,
         smoke=ancient(smoke_result),
     output:
         f"{RESULTS}/runs/{{run}}/train.json",

@@ -22,7 +22,7 @@ import yaml
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch import facts
-from trainpkg.launch.head import history, own
+from trainpkg.launch.head import history, inputs, own
 from trainpkg.launch.head.outcome import DO_NOT_RUN_AGAIN, Outcome
 from trainpkg.launch.slurm.control import Life
 from trainpkg.launch.spec import PRELOAD, Spec, Timeouts
@@ -55,12 +55,14 @@ class Folder:
 
 
 def set_aside_other_run(folder: Folder, run: Run) -> str:
-    """Move a run of another fingerprint out of the way; returns where it went, or nothing.
+    """Move a run of another fingerprint, or with other inputs, out of the way; returns where it went, or nothing.
 
     The lock stays, since it is ours by now: what moves is what lies beside it.
     """
     stored = read_fingerprint(folder.run_dir / "config.yaml")
-    if folder.stage != "train" or stored in (None, run.fingerprint()):
+    if folder.stage != "train" or stored is None:
+        return ""
+    if stored == run.fingerprint() and not inputs.have_changed(folder.run_dir, run):
         return ""
     shelf = folder.run_dir.parent / ".old"
     target = shelf / f"{run.run}.{stored}"
@@ -157,7 +159,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, /, **more:
         "gpus_per_node": None if launch.gpus_per_node is None else [launch.gpus_per_node] * num_nodes,
         "device": launch.device,
         "devices": None if launch.devices is None else list(launch.devices),
-        **own.fields_of_spec(run, folder.stage),
+        **own.fields_of_spec(run, folder.stage, folder.run_dir),
         "dist_backend": launch.dist_backend,
         "start": launch.start,
         "preload": [*PRELOAD, f"trainpkg.{folder.stage}"],
@@ -175,6 +177,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, /, **more:
             end_s=launch.end_timeout_s,
         ),
         "max_restarts": launch.max_restarts,
+        "began_unix_s": time.time(),
         "deadline_lead_s": run.slurm.lead_s(),
         "env": launch.env,
         "env_prepend": launch.env_prepend,
@@ -192,6 +195,7 @@ def make_spec(run: Run, folder: Folder, hosts: list[str], where: str, /, **more:
 
 def open_attempt(spec: Spec, folder: Folder, run: Run, retry: int = 1, life: Life | None = None) -> None:
     """Write config.yaml, spec.json and the beginning of attempt.json."""
+    seen = inputs.stamps(run) if folder.stage == "train" else {}  # before anything is written: one may not be there
     Path(spec.launch_dir).mkdir(parents=True)
     tree = run.tree() | {"fingerprint": run.fingerprint()}
     beside = Path(spec.config_path).with_name(
@@ -200,6 +204,7 @@ def open_attempt(spec: Spec, folder: Folder, run: Run, retry: int = 1, life: Lif
     beside.write_text(yaml.safe_dump(tree, sort_keys=False))
     publish(beside, Path(spec.config_path))
     beside.unlink()
+    inputs.keep(folder.run_dir, seen)
     spec.write(Path(spec.launch_dir) / "spec.json")
     begun = {
         "stage": spec.stage,

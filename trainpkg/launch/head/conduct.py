@@ -22,6 +22,7 @@ from trainpkg.launch.head.blame.failure import Failure
 from trainpkg.launch.head.blame.generation import Generation
 from trainpkg.launch.head.blame.step_words import End
 from trainpkg.launch.head.blame.watch import Watch
+from trainpkg.launch.head.collected import Collected
 from trainpkg.launch.head.deadline import Deadline
 from trainpkg.launch.head.meeting.member import Incoming
 from trainpkg.launch.head.meeting.rollcall import Coordinator
@@ -53,6 +54,7 @@ class Conductor:
     interrupted: bool = False
     late: bool = False  # time was up before the ranks had stopped
     deadline: Deadline = field(init=False)
+    collected: Collected = field(init=False)
     at_once: bool = False  # interrupted without regard for a checkpoint that is being saved
     _shown: int | None = None
     _verdicts: set[str | None] = field(default_factory=set)
@@ -119,6 +121,7 @@ class Conductor:
         now = time.monotonic()
         watch = Watch(self.spec.timeouts.heartbeat_s, now, dict.fromkeys(self.coordinator.members, now))
         current = Generation(self.spec, plan, number, watch, self.origin, self.node_end)
+        self.collected = Collected(self.spec, number)
         self.coordinator.tell_all({"type": "prepare", "generation": number})
         await self._until_over(current)
         if current.failed_s is not None and not self.interrupted and not current.named:
@@ -126,6 +129,7 @@ class Conductor:
         if current.failed_s is not None:  # said at once: ending what is left may take a while
             self.screen.say(f"{failure.find_cause(current.all_records()).sentence}; ending all ranks")
         await self._stop_all(current)  # also after a good end: what ranks left behind goes too
+        self.collected.look(at_the_end=True)
         if current.step_first is not None and self.outcome.step_first is None:
             self.outcome.step_first = current.step_first
         self.outcome.step_last = current.step_last if current.step_last is not None else self.outcome.step_last
@@ -206,6 +210,7 @@ class Conductor:
             current.node_silent(index, self.nodes[index], now)
             self.coordinator.members.pop(index).writer.close()
         self.rank_steps.look(current, now)
+        self.collected.look()
         current.check_late(now)
         self._mind_the_clock(current, time.time())
 

@@ -87,7 +87,7 @@ def launch(
     with lock.acquire(folder.home, life) as held:
         attempt.check_trained(folder, run)
         if aside := attempt.set_aside_other_run(folder, run):
-            screen.say(f"the config of run {run.run!r} has changed what it computes: the old run went to {aside}")
+            screen.say(f"run {run.run!r} is another one now, by its config or its inputs: the old run went to {aside}")
         if attempt.rewrite_if_finished(folder, run):
             screen.say(f"run {run.run!r} is finished already; {out} is written again, nothing is trained")
             return 0
@@ -168,7 +168,7 @@ class Job:
             outcome = Outcome("failed", 1, sentence=str(error))
         finally:
             if self.spec.silent and outcome.verdict == "finished":
-                own.write_result(self.spec, outcome, self.began)
+                own.conclude(self.spec, outcome, self.began)
             require_output(self.spec, outcome)
             words = last_words(self.spec, outcome)
             coordinator.goodbye(outcome.status if self.endpoint else 0, words)  # to srun its tasks always end well

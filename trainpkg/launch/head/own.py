@@ -5,6 +5,7 @@ It trains, and does nothing else: smoke tests are ours on every backend, and the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 
 import yaml
 
+from trainpkg import template
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.launch.head.outcome import Outcome
 from trainpkg.launch.spec import Spec
 
 
-def fields_of_spec(run: Run, stage: str) -> dict[str, Any]:
+def fields_of_spec(run: Run, stage: str, run_dir: Path) -> dict[str, Any]:
     """The spec's fields on what ranks run. Raises UserError where the program is absent, or has no such stage."""
     launch = run.launch
     found = {"backend": launch.backend, "command": launch.command, "oversubscribe": launch.oversubscribe}
@@ -29,12 +31,24 @@ def fields_of_spec(run: Run, stage: str) -> dict[str, Any]:
         )
     if stage != "train":
         return found | ({"backend": "spawn", "command": None} if launch.foreign else {})
-    return found | {"script": script_words(run)}
+    return found | {"script": script_words(run), **_files(run, run_dir)}
+
+
+def _files(run: Run, run_dir: Path) -> dict[str, Any]:
+    """What it writes, as absolute paths."""
+    if run.entry is None:
+        return {}
+
+    def full(text: str) -> str:
+        return str(Path(template.fill(text, {"run": run.run, "run_dir": str(run_dir)})).absolute())
+
+    metrics = run.entry.metrics
+    return {"outputs": [full(text) for text in run.entry.outputs], "metrics": full(metrics) if metrics else None}
 
 
 def script_words(run: Run) -> list[str]:
     """What follows `python -u` in each rank; placeholders stand in the arguments alone."""
-    if run.entry is None:
+    if run.entry is None or run.launch.foreign:
         return []
     if run.entry.script is None:
         return ["-m", _literal(str(run.entry.module)), *run.entry.args]
@@ -48,8 +62,29 @@ def _literal(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
+def conclude(spec: Spec, outcome: Outcome, began: float) -> None:
+    """The result of a program that has ended well; one that has not left behind what it should has failed."""
+    absent = [path for path in map(Path, spec.outputs) if not _is_there(path)]
+    if absent:
+        outcome.verdict, outcome.status = "failed", 1
+        more = f", nor are {len(absent) - 1} more" if len(absent) > 1 else ""
+        outcome.sentence = (
+            f"the program has ended with status 0, but {absent[0]} is not there{more}: entry.outputs says that it "
+            "leaves that behind"
+        )
+    else:
+        write_result(spec, outcome, began)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file of another node is there: reading the folder refreshes what a network file system remembers."""
+    with contextlib.suppress(OSError):
+        list(path.parent.iterdir())
+    return path.exists()
+
+
 def write_result(spec: Spec, outcome: Outcome, began: float) -> None:
-    """train.json of a program that writes none of ours: that it is done, where it ran and how long."""
+    """train.json of a program that writes none of ours: that it is done, where it ran, how long, what it left."""
     config = yaml.safe_load(Path(spec.config_path).read_text())
     plan = json.loads((spec.generation_dir(outcome.generations - 1) / "plan.json").read_text())
     nodes = plan["nodes"]
@@ -69,6 +104,8 @@ def write_result(spec: Spec, outcome: Outcome, began: float) -> None:
         "ended": time.time(),
         "time_s": round(time.time() - began, 3),
     }
+    if spec.outputs:
+        result["output_bytes"] = {path: Path(path).stat().st_size for path in spec.outputs}
     out = Path(spec.out)
     beside = out.with_name(f".{out.name}.new")
     beside.write_text(json.dumps(result, indent=1) + "\n")

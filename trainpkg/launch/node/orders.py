@@ -18,6 +18,12 @@ from trainpkg.launch.start.torchrun import simulated_address
 from trainpkg.launch.wire import Message
 
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+# What srun says to the one task that is the node's launcher. A script that asks Slurm before RANK (Lightning, say)
+# would take it for a rank's; where ranks are tasks it is one.
+OF_A_TASK = (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
+    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_GTIDS", "SLURM_TASK_PID",
+)  # fmt: skip
 OF_THE_MEETING = ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -53,7 +59,11 @@ def make_orders(
         of_program = {name: value for name, value in changes.items() if name not in OF_A_RANK}
         if spec.by_program:  # where ranks meet, and which group they are, is what their own launcher said
             changes = {name: value for name, value in changes.items() if name not in OF_THE_MEETING}
-        argv = rank_command(spec, placeholders(plan, index) | {"rank": str(rank), "local_rank": str(local_rank)})
+        if spec.script and not spec.ranks_are_tasks:
+            changes |= dict.fromkeys(OF_A_TASK)
+        elif spec.script and spec.backend == "srun":  # sbatch says it to the batch script alone, and submitit reads it
+            changes["SLURM_JOB_NUM_NODES"] = str(plan.num_nodes)
+        argv = rank_command(spec, placeholders(spec, plan, index) | {"rank": str(rank), "local_rank": str(local_rank)})
         log = str(folder / f"rank-{rank}.log")
         orders.append(Order(rank, local_rank, spec.entry, argv, changes, log, listen if rank == 0 else None))
     if spec.simulated:  # of a job that this machine may be part of

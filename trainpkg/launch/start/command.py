@@ -13,10 +13,10 @@ from trainpkg.launch.start.torchrun import GUARD
 def program_command(spec: Spec, plan: LaunchPlan, index: int) -> list[str]:
     """What node `index` runs."""
     assert spec.command is not None
-    return template.fill_line(spec.command, {**placeholders(plan, index), "python": sys.executable}, GUARD)
+    return template.fill_line(spec.command, {**placeholders(spec, plan, index), "python": sys.executable}, GUARD)
 
 
-def placeholders(plan: LaunchPlan, index: int) -> dict[str, str]:
+def placeholders(spec: Spec, plan: LaunchPlan, index: int) -> dict[str, str]:
     """What the names in braces stand for on one node (`template.NODE`)."""
     node = plan.nodes[index]
     address = f"[{plan.master_addr}]" if ":" in plan.master_addr else plan.master_addr
@@ -30,4 +30,6 @@ def placeholders(plan: LaunchPlan, index: int) -> dict[str, str]:
         "master_port": str(plan.master_port),
         "dist_url": f"tcp://{address}:{plan.master_port}",
         "hosts": ",".join(other.host for other in plan.nodes),
+        "run": spec.run,
+        "run_dir": spec.run_dir,
     }

@@ -131,8 +131,9 @@ def library_version(initialise: bool) -> str:
         from mpi4py import MPI
     except ImportError as error:
         raise SystemExit(
-            f"launch.backend = 'mpi' needs mpi4py and an MPI library on every node: {error}. pip install mpi4py, and "
-            " openmpi-bin or mpich from the system (or a module in launch.prologue; MPI4PY_LIBMPI names a library)"
+            f"launch.backend = 'mpi' needs mpi4py and an MPI library on every node: {error}. "
+            "pip install 'trainpkg[mpi]', and openmpi-bin or mpich from the system (or a module in launch.prologue; "
+            "MPI4PY_LIBMPI names a library)"
         ) from error
     return " ".join(MPI.Get_library_version().strip("\0").split())
 

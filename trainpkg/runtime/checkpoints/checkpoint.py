@@ -215,6 +215,9 @@ class Checkpoints:
         `last`: the newest whole one. UserError where there is none, and where the averaged ones are asked for but not
         there.
         """
+        folder = Path(which).expanduser().absolute()
+        if which not in ("last", "best") and init_from.is_folder(self.shelf, folder):
+            return self._load_folder(folder, weights)
         root = self._newest_whole() if which == "last" else self.shelf.find("evaluate.checkpoint", which)
         if root is None:
             raise UserError(f"{self.shelf.folder} holds no whole checkpoint; train the run first")
@@ -226,6 +229,15 @@ class Checkpoints:
         shards.load(root, tensors.renamed(tensors.of_model(self.strategy.module), saved, averaged))
         self._take(facts)
         return root.name, "ema" if averaged else "raw"
+
+    def _load_folder(self, folder: Path, weights: str) -> tuple[str, str]:
+        """Of a model folder, ours or as Hugging Face has them; how far it was trained is said by its config.json."""
+        averaged = weights != "raw" and broadcast_object(self.ctx, (folder / init_from.AVERAGES).is_file())
+        path = folder / (init_from.AVERAGES if averaged else init_from.WEIGHTS)
+        init_from.load_folder(self.shelf, self.strategy.module, path, "evaluate.checkpoint")
+        facts = broadcast_object(self.ctx, init_from.facts_of(folder) if self.ctx.is_main else None)
+        self.state.step = int(facts.get("step", 0))
+        return str(folder), "ema" if averaged else str(facts.get("weights", "raw"))
 
     def _newest_whole(self) -> Path | None:
         """Damaged and partial ones are passed over with a warning that names the file and what is wrong with it."""

@@ -1,12 +1,14 @@
-"""The weights that a run begins with, where train.init_from names a checkpoint or a model folder: weights only.
+"""Weights of a checkpoint or a model folder that train.init_from names, or evaluate.checkpoint a folder: weights only.
 
-Names and shapes must be those of the run's model, neither more nor less.
+Names and shapes must be those of the run's model, neither more nor less; a GPT's may be those of Hugging Face's GPT-2.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,13 +16,13 @@ from torch import Tensor, nn
 
 from trainpkg.errors import UserError
 from trainpkg.runtime import initial, manifest
-from trainpkg.runtime.checkpoints import shards, tensors
+from trainpkg.runtime.checkpoints import hugging_face, shards, tensors
 from trainpkg.runtime.checkpoints.shelf import Shelf
 from trainpkg.runtime.distributed import broadcast_object, gather_objects
 from trainpkg.runtime.parallel import named
 
 KEY = "train.init_from"
-WEIGHTS = "model.safetensors"
+WEIGHTS, AVERAGES = "model.safetensors", "ema.safetensors"
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -28,8 +30,8 @@ def load(shelf: Shelf, module: nn.Module, begin: str) -> None:
     """Fill the model in place. Collective. UserError for what is missing, damaged or does not fit the model."""
     path = Path(begin).expanduser().absolute()
     weights = tensors.of_model(module)
-    if broadcast_object(shelf.ctx, (path / WEIGHTS).is_file()):
-        _load_folder(shelf, weights, path / WEIGHTS)
+    if is_folder(shelf, path):
+        load_folder(shelf, module, path / WEIGHTS, KEY)
         return
     if broadcast_object(shelf.ctx, path.is_dir() and not (path / manifest.MANIFEST).exists()):
         raise UserError(f"{KEY} = {begin!r}: {path} holds neither {WEIGHTS} nor {manifest.MANIFEST} of a checkpoint")
@@ -37,28 +39,52 @@ def load(shelf: Shelf, module: nn.Module, begin: str) -> None:
     saved = {
         name: entry["shape"] for name, entry in shards.read_index(root)["tensors"].items() if name.startswith("model.")
     }
-    _require_fit(root, saved, weights)
+    _require_fit(root, saved, weights, KEY)
     shards.load(root, weights)
 
 
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What we wrote into config.json of a model folder; nothing where others wrote it."""
+    try:
+        tree = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    facts: dict[str, Any] = tree["trainpkg"] if isinstance(tree.get("trainpkg"), dict) else tree
+    return facts
+
+
+def is_folder(shelf: Shelf, path: Path) -> bool:
+    """Whether `path` is a model folder, as rank 0 sees it. Collective."""
+    found: bool = broadcast_object(shelf.ctx, (path / WEIGHTS).is_file())
+    return found
+
+
 @torch.no_grad()
-def _load_folder(shelf: Shelf, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Each rank reads what it needs, one tensor at a time: no rank holds the whole model."""
+def load_folder(shelf: Shelf, module: nn.Module, path: Path, key: str) -> None:
+    """The file `path` into the model. Each rank reads what it needs, one tensor at a time: no rank holds all of it.
+
+    UserError on all ranks, which names `key`.
+    """
     problem = None
+    weights = {name.removeprefix("model."): weight for name, weight in tensors.of_model(module).items()}
     try:
         with safe_open(path, "pt") as file:
-            names = file.keys()
-            _require_fit(path, {f"model.{name}": file.get_slice(name).get_shape() for name in names}, weights)
-            for name, weight in weights.items():
-                initial.keep(file.get_tensor(name.removeprefix("model.")), weight)
+            pairs = hugging_face.sources(weights, file.keys())
+            shapes = {name: file.get_slice(source).get_shape() for name, (source, _) in pairs.items()}
+            found = {name: shape[::-1] if pairs[name][1] else shape for name, shape in shapes.items()}
+            others = hugging_face.not_read(file.keys(), (source for source, _ in pairs.values()))
+            _require_fit(path, {**found, **dict.fromkeys(others, ())}, weights, key)
+            for name, (source, turned) in pairs.items():
+                whole = file.get_tensor(source)
+                initial.keep(whole.T.contiguous() if turned else whole, weights[name])
     except (OSError, SafetensorError, UserError) as error:
-        problem = str(error) if isinstance(error, UserError) else f"{KEY}: {path} cannot be read: {error}"
+        problem = str(error) if isinstance(error, UserError) else f"{key}: {path} cannot be read: {error}"
     problems = [text for text in gather_objects(shelf.ctx, problem) if text]
     if problems:
         raise UserError(problems[0])
 
 
-def _require_fit(source: Path, found: Shapes, weights: Mapping[str, Tensor]) -> None:
+def _require_fit(source: Path, found: Shapes, weights: Mapping[str, Tensor], key: str) -> None:
     wanted = {name: list(weight.shape) for name, weight in weights.items()}
     other = [
         f"{n} of {list(found[n])}, wanted {wanted[n]}" for n in wanted if n in found and list(found[n]) != wanted[n]
@@ -68,4 +94,4 @@ def _require_fit(source: Path, found: Shapes, weights: Mapping[str, Tensor]) -> 
     said += [f"other shapes: {named(other)}"] if other else []
     if said:
         text = "; ".join(said).replace("model.", "")
-        raise UserError(f"{KEY}: the weights in {source} are not those of this run's model: {text}")
+        raise UserError(f"{key}: the weights in {source} are not those of this run's model: {text}")

@@ -141,6 +141,17 @@ def read_index(folder: Path) -> dict[str, Any]:
     return tree
 
 
+def whole(folder: Path, index: Mapping[str, Any], name: str) -> Tensor:
+    """One tensor, put together from its pieces: in one process, and no more of it in memory than the tensor twice."""
+    entry = index["tensors"][name]
+    found = torch.empty(entry["shape"], dtype=_NAMES[entry["dtype"]])
+    for number, begins, shape in entry["pieces"]:
+        with safe_open(folder / index["files"][number], "pt") as file:
+            places = tuple(slice(begin, begin + length) for begin, length in zip(begins, shape, strict=True))
+            found[places] = file.get_tensor(name)
+    return found
+
+
 def load(folder: Path, parts: Mapping[str, Tensor]) -> None:
     """Fill the tensors in place by their names, on any number of ranks and strategy. Collective."""
     load_sharded(dict(parts), storage_reader=Reader(folder))

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
+from trainpkg.metric_lines import TRAIN_FIELDS
 from trainpkg.tables.files.records import (
     COLUMN,
     LARGEST_INT,
-    TRAIN_FIELDS,
     EvalRecord,
     Metrics,
     keep_eval,

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from trainpkg.config.keys import FREE_FORM
+from trainpkg.config.keys import FREE_TEXT
 from trainpkg.tables.files.records import clean
 
 # libyaml's parser where PyYAML was built with it: 10 times faster.
@@ -85,11 +85,11 @@ def _entry(name: Any, value: Any) -> tuple[str, Any, dict[str, Any]]:
 
 
 def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys, as `Run.flat()` gives them: free-form mappings stay whole."""
+    """Dotted keys, as `Run.flat()` gives them: mappings of variables stay whole."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in FREE_FORM:
+        if isinstance(value, Mapping) and name not in FREE_TEXT:
             flat.update(_flatten(value, f"{name}."))
         else:
             flat[name] = value

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-TRAIN_FIELDS = (
-    "attempt", "generation", "step", "samples", "tokens", "time_s", "loss", "lr", "grad_norm", "samples_per_second",
-    "tokens_per_second", "step_time_s", "data_time_s", "memory_mb", "epoch", "skipped_steps", "loss_scale",
-)  # fmt: skip
+from trainpkg.metric_lines import TRAIN_FIELDS
+
 COLUMN = {name: index for index, name in enumerate(TRAIN_FIELDS)}
 # Records become float64, which holds whole numbers exactly up to here.
 LARGEST_INT = 2**53

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from trainpkg.metric_lines import TRAIN_FIELDS
 from trainpkg.tables import columns
 from trainpkg.tables.files.collect import RunFiles
-from trainpkg.tables.files.records import TRAIN_FIELDS
 from trainpkg.tables.rows.attempts import attempt_rows
 from trainpkg.tables.rows.frames import evaluation_rows
 from trainpkg.tables.rows.runs import is_settled, run_row

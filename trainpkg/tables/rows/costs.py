@@ -76,7 +76,7 @@ def _flops_per_second(row: Mapping[str, Any], config: Mapping[str, Any]) -> floa
     if name == "gpt":
         tokens, rate = number(config.get("model.context")), number(row.get("tokens_per_second"))
     elif name == "vit" and number(config.get("model.patch")) > 0:
-        tokens = (IMAGE_SIDE // number(config.get("model.patch"))) ** 2
+        tokens = (number(config.get("model.side", IMAGE_SIDE)) // number(config.get("model.patch"))) ** 2
         rate = number(row.get("samples_per_second")) * tokens
     flops = (6 * parameters + 12 * depth * dim * tokens) * rate if parameters else math.nan
     return None if math.isnan(flops) else flops

@@ -33,6 +33,7 @@ class Generation:
     ) -> None:
         self.spec, self.plan, self.number, self.watch, self.origin = spec, plan, number, watch, origin
         self.node_end = node_end
+        watch.stepless = spec.silent  # such programs tell of a step now and then, or never
         self.ranks = {number: RankState(node) for number, node in units.units(spec, plan).items()}
         self.records: list[Record] = []  # of nodes, and what was inferred
         self.failed_s: float | None = None
@@ -164,7 +165,7 @@ class Generation:
         if event == "busy":
             rank.phase = message["phase"]
             rank.end_s = rank.end_s or (now_s if rank.phase == END else None)
-            self.watch.stepless = any(other.phase for other in self.ranks.values())
+            self.watch.stepless = self.spec.silent or any(other.phase for other in self.ranks.values())
         elif event == "hello":
             rank.started, rank.hello_s = True, now_s
         elif event == "joined" and not rank.joined:

@@ -1,0 +1,193 @@
+"""What the user's own model, data and task must keep, tried before a job is submitted: names, arguments, one batch.
+
+The batch goes through the model on the meta device: shapes and types without memory or arithmetic. What cannot be known
+here (data that lie on the nodes alone, values that decide about shapes) the smoke test finds out on its nodes.
+
+`python -m trainpkg.contract` reads runs as JSON from its standard input and writes a JSON list of sentences: torch is
+imported there, not by who asks.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainpkg.config import Run
+from trainpkg.config.names import is_own
+from trainpkg.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainpkg import data, tasks
+    from trainpkg.runtime.parallel import Single
+
+T = TypeVar("T")
+NO_DATA: Any = None
+TIMEOUT_S = 120.0
+BEGINS_WITH = "contract: "  # of the line with the result, after whatever the user's modules print
+
+
+def require(runs: Iterable[Run]) -> None:
+    """UserError with all that runs with parts of the user's own do not keep; others cost nothing.
+
+    Runs of another Python, container or environment are left to their smoke test.
+    """
+    chosen: dict[str, Run] = {}
+    for run in runs:
+        if has_own(run) and not (run.launch.python or run.launch.wrapper or run.launch.prologue):
+            chosen.setdefault(_kind(run), run)
+    if not chosen:
+        return
+    text = json.dumps([run.tree() for run in chosen.values()])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__], input=text, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        print(f"own model, data and task: no answer within {TIMEOUT_S:.0f} s; the smoke test will try", file=sys.stderr)
+        return
+    lines = [line for line in done.stdout.splitlines() if line.startswith(BEGINS_WITH)]
+    if not lines:
+        names = ", ".join(sorted({name for run in chosen.values() for name in _names(run)}))
+        raise UserError(f"trying {names} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
+    problems = json.loads(lines[-1].removeprefix(BEGINS_WITH))
+    if problems:
+        raise UserError("\n  ".join(problems if len(problems) == 1 else [f"{len(problems)} errors:", *problems]))
+
+
+def has_own(run: Run) -> bool:
+    """Whether a part of the run is the user's own code."""
+    return not run.own_program and any(map(is_own, _names(run)))
+
+
+def _names(run: Run) -> list[str]:
+    transform = getattr(run.data, "transform", None)
+    return [name for name in (run.model.name, run.data.name, run.task, transform) if name]
+
+
+def _kind(run: Run) -> str:
+    """Runs of one kind differ in values only; one of them is tried."""
+    kwargs = [run.task_kwargs, getattr(run.model, "kwargs", None), getattr(run.data, "kwargs", None)]
+    return repr([_names(run), *(sorted(given or {}) for given in kwargs)])
+
+
+def problems_of(run: Run) -> list[str]:
+    """Sentences on one run, each with its name: of each part by itself, or of all of them together."""
+    from trainpkg import data, tasks
+    from trainpkg.runtime.sequence import Pieces
+
+    problems: list[str] = []
+    model = _tried(lambda: _model(run), problems)
+    splits = _tried(lambda: _data(run), problems)
+    unseen = data.Splits(NO_DATA, NO_DATA, "", {}, num_classes=2)
+    task = _tried(lambda: tasks.build(run, Pieces(), splits or unseen), problems if splits or is_own(run.task) else [])
+    if model is not None and splits is not None and task is not None:
+        _tried(lambda: judge_on_meta(task, model, splits), problems)
+    return [f"run {run.run!r}: {problem}" for problem in problems]
+
+
+def _tried(make: Callable[[], T], problems: list[str]) -> T | None:
+    try:
+        return make()
+    except UserError as error:
+        problems.append(str(error))
+        return None
+
+
+def _model(run: Run) -> torch.nn.Module:
+    import torch
+
+    from trainpkg import models
+
+    try:
+        with torch.device("meta"):
+            return models.build(run.model)
+    except (NotImplementedError, UserError):
+        return models.build(run.model)  # its constructor looks at values
+
+
+def _data(run: Run) -> data.Splits | None:
+    """None where the files are not there, or not yet."""
+    import torch
+
+    from trainpkg import data, named
+
+    if getattr(run.data, "transform", None):
+        named.load("data.transform", run.data.transform)  # type: ignore[union-attr, arg-type]
+    try:
+        return data.build(run, torch.device("cpu"))
+    except (OSError, data.AbsentError):
+        return None
+    except UserError as error:
+        if isinstance(error.__cause__, OSError):  # of the user's own
+            return None
+        raise
+
+
+def judge_on_meta(task: tasks.Task, model: torch.nn.Module, splits: data.Splits) -> None:
+    """UserError where a batch does not go through model and task."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    from trainpkg import named
+
+    batch = splits.train.batch(torch.arange(min(2, splits.train.num_samples or 2)))
+    batch = tree_map_only(torch.Tensor, lambda part: part.to("meta"), batch)
+    try:
+        task.loss(model.to("meta"), batch)
+    except UserError:
+        raise
+    except NotImplementedError:
+        return  # values decide about shapes
+    except Exception as error:
+        if "meta" in str(error).lower():
+            return
+        raise UserError(
+            f"a batch of the training samples, {shapes(batch)}, does not go through model and task (on the meta "
+            f"device): {named.told(error)}"
+        ) from error
+
+
+def judge(task: tasks.Task, strategy: Single, splits: data.Splits, device: torch.device) -> None:
+    """The task's word on two held-out samples of which one counts. UserError where it is not as agreed. Collective."""
+    import torch
+
+    from trainpkg.data.loading import loaded
+
+    last = splits.validation.num_samples - 1
+    batch = next(iter(loaded(splits.validation, [(torch.tensor([0, min(1, last)]), None)], device, 0)))
+    is_real = torch.tensor([True, False], device=device)
+    strategy.module.eval()
+    with torch.no_grad(), strategy.autocast():
+        sums = task.sums(strategy.module, batch, is_real)
+    strategy.module.train()
+    if sums[-1] != 1:
+        raise UserError(
+            f"task.sums counts {sums[-1].item():g} samples where is_real is set for 1 of 2: the last of the sums is "
+            "the number of samples that count, and no other may have a part in the sums"
+        )
+    task.metrics(sums.double().cpu(), splits.facts)
+
+
+def shapes(batch: Any) -> str:
+    """Shapes and types of a batch, for a sentence."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    from trainpkg.tasks.own import shown
+
+    return str(tree_map(lambda part: shown(part) if isinstance(part, torch.Tensor) else part, batch)).replace("'", "")
+
+
+def main() -> None:
+    runs = [Run.model_validate(tree) for tree in json.load(sys.stdin)]
+    problems = [text for run in runs for text in problems_of(run)]
+    print(f"\n{BEGINS_WITH}{json.dumps(list(dict.fromkeys(problems)))}")
+
+
+if __name__ == "__main__":
+    main()
