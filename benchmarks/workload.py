@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt": TEXT | {"model": {"name": "gpt", "dim": 256, "depth": 4, "heads": 4, "context": 128}, "batch": 8,
                    "steps": (5, 30)},
 }  # fmt: skip
+TINY_SAMPLES = 1024
 TELL_STEPS = {"conv": 100, "vit": 100, "gpt": 5}
 
 
@@ -69,7 +70,7 @@ class Work:
     def dataset(self) -> Dataset[tuple[Tensor, ...]]:
         """In memory."""
         if self.case == "tiny":
-            return TensorDataset(torch.randn(self.batch * self.world_size * self.steps, 64))
+            return TensorDataset(torch.randn(TINY_SAMPLES, 64))
         from trainpkg import data
 
         train = data.build(self._run, torch.device("cpu")).train
@@ -83,32 +84,34 @@ class Work:
 
     def sampler(self, rank: int | None) -> Sampler[int]:
         """The samples of a rank, or (None) of all, in the order of this package."""
-        return InOrder(self._positions(rank))
+        length = self.batch * self.steps * (self.world_size if rank is None else 1)
+        return InOrder(length, lambda: self._samples(rank))
 
-    def _positions(self, rank: int | None) -> list[int]:
+    def _samples(self, rank: int | None) -> Iterator[int]:
         share, whole = self.batch, self.batch * self.world_size
         if self.case == "tiny":
-            order = torch.arange(whole * self.steps)
-        else:
-            from trainpkg.data.order import Order
+            num = (whole if rank is None else share) * self.steps
+            yield from (place % TINY_SAMPLES for place in range(num))
+            return
+        from trainpkg.data.order import Order
 
-            num_samples = len(self.dataset())  # type: ignore[arg-type]
-            order = Order(num_samples, self._run.seed).indices(0, whole * self.steps)
-        steps = order.view(self.steps, self.world_size, share)
-        return (steps if rank is None else steps[:, rank]).flatten().tolist()
+        order = Order(len(self.dataset()), self._run.seed)  # type: ignore[arg-type]
+        first, count = (0, whole) if rank is None else (rank * share, share)
+        for step in range(self.steps):
+            yield from order.indices(step * whole + first, count).tolist()
 
 
 class InOrder(Sampler[int]):
-    """These samples, once."""
+    """So many samples, once, a step's worth at a time."""
 
-    def __init__(self, positions: list[int]) -> None:
-        self._positions = positions
+    def __init__(self, length: int, samples: Callable[[], Iterator[int]]) -> None:
+        self._length, self._samples = length, samples
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._positions)
+        return self._samples()
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return self._length
 
 
 class Clock:
