@@ -177,7 +177,7 @@ def measure(scale: Scale) -> Iterator[Row]:
             }  # fmt: skip
             common = {"case": f"{strategy}, {ranks} ranks"}
             try:
-                for row in in_ranks(look, ranks, tree, 4 if scale.tiny else 16, scale.repetitions):
+                for row in in_ranks(look, ranks, tree, 16 if scale.full else 10, scale.repetitions):
                     yield common | row
             except Unsuccessful as error:
                 yield common | {"way": "ours", "round": 1, "failed": str(error)}

@@ -135,7 +135,7 @@ def plain(model: str, batch: int, steps: int) -> Mapping[str, float]:
     text = output_of(python(str(ROOT / "benchmarks/peers/plain_gpu.py"), keys, str(batch), str(steps)))
     found = json.loads(text.strip().splitlines()[-1])
     mfu = 6 * found.pop("num_parameters") * found["tokens_per_s"] / ((peak_tflops() or 1.0) * 1e12)
-    return found | {"mfu": mfu}
+    return {"tokens_per_s": found["tokens_per_s"], "memory_mb": found["memory_mb"], "mfu": mfu}
 
 
 def measure(scale: Scale) -> Iterator[Row]:

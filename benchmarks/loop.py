@@ -106,7 +106,7 @@ def look(ctx: Any, run: Any, folder: Path, first: int, last: int, profiles: bool
 
 
 def measure(scale: Scale) -> Iterator[Row]:
-    for case in ("gpt",) if scale.tiny else ("gpt", "conv"):
+    for case in ("gpt", "conv") if scale.full else ("gpt",):
         first, last = (2, 4) if scale.tiny else (5, 25) if case == "gpt" else (100, 400)
         tree = workload.recipe(case, RANKS, last + 2, strategy="ddp")
 

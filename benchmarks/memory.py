@@ -123,10 +123,11 @@ def measure(scale: Scale) -> Iterator[Row]:
             "data": {"name": "python_text", "max_bytes": 100_000}, "sequence_parallel": shared,
             "train": {"max_steps": 10**6, "global_batch": SAMPLES, "activation_checkpointing": recomputes},
         }  # fmt: skip
-        return in_ranks(look, ranks, tree, 1 if scale.tiny else 3, **ALLOCATOR)[0]
+        return in_ranks(look, ranks, tree, 5 if scale.full else 1, **ALLOCATOR)[0]
 
     ways = {name: lambda variant=variant: once(*variant) for name, variant in chosen.items()}
-    yield from interleaved("gpt", ways, scale.repetitions, warm_up=False)
+    repetitions = scale.repetitions if scale.full else 1  # memory is the same each time
+    yield from interleaved("gpt", ways, repetitions, warm_up=False)
 
 
 PART = Part(

@@ -39,7 +39,8 @@ def run_dir(config: Path) -> Path:
 def records(config: Path) -> list[dict[str, Any]]:
     """Of training, so far."""
     path = run_dir(config) / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    whole, _, _ = (path.read_text() if path.exists() else "").rpartition("\n")  # the last line may be half written
+    lines = whole.splitlines()
     return [record for line in lines if (record := json.loads(line))["kind"] == "train"]
 
 

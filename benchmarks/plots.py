@@ -27,12 +27,12 @@ def draw(part: Part, rows: list[Row]) -> list[Path]:
         its = [row for row in rows if row.get(plot.figure) is not None]
         if not its:
             continue
-        axes = plt.figure(figsize=(7, 4), layout="constrained").add_subplot()
+        figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
         KINDS[plot.kind](axes, part, plot, its)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
         path = FOLDER / f"{part.name}-{plot.figure}.svg"
-        axes.figure.savefig(path, metadata={"Date": None})
+        figure.savefig(path, metadata={"Date": None})
         plt.close()
         paths.append(path)
     return paths

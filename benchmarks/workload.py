@@ -47,9 +47,9 @@ class Work:
     def __init__(self, case: str, world_size: int, steps: int | None = None) -> None:
         self.case, self.world_size = case, world_size
         self.batch = 16 if case == "tiny" else int(CASES[case]["batch"])
-        self.before, self.steps = (0, steps or 1) if case == "tiny" else CASES[case]["steps"]
-        self.steps = steps or self.steps
-        self.before = min(self.before, self.steps - 1)
+        before, most = (0, 1) if case == "tiny" else CASES[case]["steps"]
+        self.steps: int = steps or most
+        self.before: int = min(before, self.steps - 1)
         if case != "tiny":
             from trainpkg.config import Run
 
