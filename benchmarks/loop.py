@@ -25,7 +25,7 @@ class Ranges:
 
     def __init__(self, first: int, last: int, profiles: bool) -> None:
         self.first, self.last, self.profiles = first, last, profiles
-        self.seconds = dict.fromkeys(RANGES, 0.0)
+        self.seconds = self.within = dict.fromkeys(RANGES, 0.0)
         self.step = 0
         self.began = self.ended = 0.0
         self._profiler: Any = None
@@ -60,12 +60,13 @@ class Ranges:
             self.began = time.perf_counter()
         if self.step == self.last:
             self.ended = time.perf_counter()
+            self.within = dict(self.seconds)
             if self._profiler is not None:
                 self._profiler.__exit__(None, None, None)
         self.step += 1
 
     def row(self) -> Row:
-        num_steps, seconds = self.last - self.first, dict(self.seconds)
+        num_steps, seconds = self.last - self.first, dict(self.within)
         if self._profiler is not None:
             averages = {event.key: event.cpu_time_total / 1e6 for event in self._profiler.key_averages()}
             seconds = {name: averages.get(f"bench::{name}", 0.0) for name in RANGES}

@@ -1,7 +1,7 @@
 """Snakemake's side: planning and scheduling of many runs, and what stands between `snakemake` and the first step.
 
 - dry run: `snakemake -n` over a sheet of so many runs, and what each job reads of that sheet; `own share`: of the time
-  of the whole dry run, by cProfile, what is spent in this workflow's rules and this package.
+  of the whole dry run, by cProfile, what is spent in functions of this workflow and this package, and all they call.
 - scheduling: so many training jobs whose command is a stand-in that writes its output and ends, beside a loop of shell
   that calls the same command as often.
 - first step (root, --full): on a real Slurm in namespaces of this machine, from the command to the first record of a
@@ -62,8 +62,9 @@ HOT = PROFILED + 'stats.sort_stats("cumtime").print_stats(60)\n'
 SHARE = (
     PROFILED
     + """
-def ours(place):  # rules are compiled under their own path
-    return place[0].endswith((".smk", "/Snakefile")) or "/trainpkg/" in place[0]
+def ours(place):  # rules are compiled under their own path; what a module does as a whole calls Snakemake again
+    its = place[0].endswith((".smk", "/Snakefile")) or "/trainpkg/" in place[0]
+    return its and place[2] != "<module>"
 own = sum(
     part[3] for place, (_, _, _, _, callers) in stats.stats.items() if ours(place)
     for caller, part in callers.items() if not ours(caller)

@@ -38,7 +38,9 @@ def main() -> None:
         evaluations.append(flat(json.loads((folder / "evaluation.json").read_text())))
         for path in sorted(folder.glob("launch/*/attempt.json")):
             attempts.append(flat(json.loads(path.read_text())) | {"run": folder.name})
-    steps = pl.scan_ndjson(results / "runs/*/metrics.jsonl", include_file_paths="run", infer_schema_length=None)
+    sometimes = {"tokens": pl.Int64, "tokens_per_second": pl.Float64}  # null in some files
+    files = results / "runs/*/metrics.jsonl"
+    steps = pl.scan_ndjson(files, include_file_paths="run", infer_schema_length=None, schema_overrides=sometimes)
     steps = steps.with_columns(pl.col("run").str.extract(r"/([^/]+)/metrics\.jsonl$")).collect()
     flattened = steps.drop("metrics", strict=False)
     tables = {"runs": runs, "evaluations": evaluations, "attempts": attempts}
