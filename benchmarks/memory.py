@@ -4,7 +4,8 @@ Memory is what the process holds of its own (anonymous pages) beyond what it hel
 torch, its compiler and a first small step in memory. State: after a step, at rest. In theory, in fp32 with AdamW, that
 is 12 bytes per parameter (weights and two moments), over the ranks where they are sharded, and under DDP 4 more, since
 its buckets keep the gradients. Peak: the most within a step. Saved: the activations that autograd keeps for backward,
-counted by its own hooks. Large blocks of memory go back to the system at once (MALLOC_MMAP_THRESHOLD_).
+counted by its own hooks (under fsdp with the gathered weights among them). Large blocks of memory go back to the system
+at once (MALLOC_MMAP_THRESHOLD_).
 """
 
 from __future__ import annotations
