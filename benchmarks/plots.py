@@ -12,7 +12,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.harness import Part, Plot, Row
+from benchmarks.harness import Figure, Part, Plot, Row
 
 FOLDER = Path(__file__).with_name("plots")
 OURS, OTHERS = "#c2410c", ("#334155", "#64748b", "#0f766e", "#7c3aed", "#a16207", "#be185d", "#15803d")
@@ -27,10 +27,10 @@ def draw(part: Part, rows: list[Row]) -> list[Path]:
         its = [row for row in rows if row.get(plot.figure) is not None]
         if not its:
             continue
-        figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+        figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
         KINDS[plot.kind](axes, part, plot, its)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
         path = FOLDER / f"{part.name}-{plot.figure}.svg"
         figure.savefig(path, metadata={"Date": None})
         plt.close()
@@ -47,9 +47,8 @@ def ways_of(rows: list[Row]) -> list[str]:
     return list(dict.fromkeys(row["way"] for row in rows))
 
 
-def name_of(part: Part, figure: str) -> str:
-    found = next(one for one in part.figures if one.key == figure)
-    return f"{found.name}, {found.unit}"
+def figure_of(part: Part, key: str) -> Figure:
+    return next(one for one in part.figures if one.key == key)
 
 
 def beside(rows: list[Row], plot: Plot, way: str, case: str) -> list[float]:
@@ -76,7 +75,7 @@ def ratio(axes: Axes, part: Part, plot: Plot, rows: list[Row]) -> None:
     axes.set_xticks(sorted(set(sizes.values())), [str(size) for size in sorted(set(sizes.values()))])
     axes.set_ylim(bottom=0)
     axes.set_xlabel(plot.sizes)
-    axes.set_ylabel(f"{name_of(part, plot.figure)}: ratio to {plot.beside}")
+    axes.set_ylabel(f"{figure_of(part, plot.figure).name}: ratio to {plot.beside}")
 
 
 def bars(axes: Axes, part: Part, plot: Plot, rows: list[Row]) -> None:
@@ -93,7 +92,7 @@ def bars(axes: Axes, part: Part, plot: Plot, rows: list[Row]) -> None:
         left = [place + (index - len(shades) / 2 + 0.5) * width for place, _ in found]
         axes.bar(left, middles, width, yerr=errors, capsize=2, color=colour, label=way)
     axes.set_xticks(range(len(cases)), cases)
-    axes.set_ylabel(f"{name_of(part, plot.figure)}: ratio to {plot.beside}")
+    axes.set_ylabel(f"{figure_of(part, plot.figure).name}: ratio to {plot.beside}")
 
 
 def growth(axes: Axes, part: Part, plot: Plot, rows: list[Row]) -> None:
@@ -106,7 +105,8 @@ def growth(axes: Axes, part: Part, plot: Plot, rows: list[Row]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel(plot.sizes)
-    axes.set_ylabel(name_of(part, plot.figure))
+    told = figure_of(part, plot.figure)
+    axes.set_ylabel(f"{told.name}, {told.unit}")
 
 
 KINDS: dict[str, Callable[[Axes, Part, Plot, list[Row]], None]] = {"ratio": ratio, "bars": bars, "growth": growth}
