@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 
@@ -30,6 +31,7 @@ def main() -> int:
     options = parser.parse_args()
     repetitions = 1 if options.tiny else options.repetitions or (5 if options.full else 3)
     scale = harness.Scale(repetitions, options.full, options.tiny)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is being measured ends with us
     began = time.monotonic()
     parts = [importlib.import_module(f"benchmarks.{name}").PART for name in options.only]
     for part in parts:

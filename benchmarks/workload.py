@@ -6,6 +6,7 @@ but torch, so that its start-up is that of its launcher and framework.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -67,6 +68,7 @@ class Work:
         initial.fill(module, self._run.seed, torch.device("cpu"))
         return module
 
+    @functools.cache  # noqa: B019  one per process
     def dataset(self) -> Dataset[tuple[Tensor, ...]]:
         """In memory."""
         if self.case == "tiny":
