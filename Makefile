@@ -3,6 +3,7 @@
 # make test    everything that CI runs: lint, unit, distributed, workflow and (as root) a real Slurm
 # make test-long   what takes too long for every change (docs/long.md has the last results)
 # make chaos   kill what there is to kill on a real Slurm, again and again, and write docs/chaos.md (as root, half an hour)
+# make bench   measure this project beside others (half an hour); FULL=1: every size (root: also a Slurm); ONLY=launch
 # make lint    style, types, layers, generated files, sizes
 #
 # PYTHON=python3.12     the Python that .venv is made from (3.11 or newer)
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TEST_PACKAGES := slurmctld slurmd slurmdbd mariadb-server-core mariadb-client-core slurm-client munge iproute2 nftables openmpi-bin chromium
 
-.PHONY: demo install test test-long chaos lint unit distributed workflow cluster packages clean
+.PHONY: demo install test test-long chaos bench lint unit distributed workflow cluster packages clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.installed
@@ -48,6 +49,9 @@ test-long: $(VENV)/test.installed packages
 chaos: $(VENV)/test.installed packages
 	$(BIN)/python -m tests.cluster.chaos --write docs/chaos.md
 
+bench: $(VENV)/bench.installed
+	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+
 # Root installs the tests' Slurm and MPI; others are told in one line by the tests themselves.
 packages:
 	@if [ "$$(id -u)" = 0 ] && ! dpkg-query --show $(TEST_PACKAGES) > /dev/null 2>&1; then \
@@ -70,6 +74,10 @@ $(VENV)/demo.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/test.installed: $(VENV)/demo.installed
 	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/bench.installed: $(VENV)/demo.installed
+	$(INSTALL) --editable '.[bench]'
 	@touch $@
 
 clean:

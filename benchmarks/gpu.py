@@ -1,9 +1,10 @@
-"""The GPT on the GPUs of this machine: every strategy, bf16, compiled or not, with throughput, memory and MFU.
+"""The GPT on the GPUs of this machine, with throughput, memory and MFU.
 
-`python -m benchmarks.gpu [--gpus N] [--model small|124m] [--steps 60]` trains one run per line through `launch` (nccl)
-and prints the medians of the later half of the records; it also compares the losses with one process. Ready for when
-there is a GPU: without one it says so and ends with 2. MFU: 6 x parameters x tokens per second, as in the appendix of
-https://arxiv.org/abs/2204.02311 without its attention term, over the peak of --peak-tflops (dense bf16; by name below).
+As a part of `make bench`: on one GPU, bf16 and compiled, beside a plain loop (peers/plain_gpu.py). With
+`python -m benchmarks.gpu [--gpus N] [--model small|124m|1b] [--steps 60]`: every strategy, one run per line, through
+`launch` (nccl), as medians of the later half of the records, with losses beside those of one process. Without a GPU it
+says so and ends with 2. MFU: 6 x parameters x tokens per second, as in the appendix of https://arxiv.org/abs/2204.02311
+without its attention term, over the peak of --peak-tflops (dense bf16; by name below).
 """
 
 from __future__ import annotations
@@ -14,16 +15,34 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+
+from benchmarks.harness import (
+    ROOT,
+    Figure,
+    Part,
+    Plot,
+    Row,
+    Scale,
+    Unsuccessful,
+    folder,
+    interleaved,
+    output_of,
+    python,
+)
 
 # dense bf16, without sparsity, from NVIDIA's data sheets
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "A10": 125.0, "V100": 125.0}
 MODELS = {
     "small": "{name: gpt, dim: 256, depth: 4, heads: 4, context: 256}",
     "124m": "{name: gpt, dim: 768, depth: 12, heads: 12, context: 1024}",
+    "1b": "{name: gpt, dim: 2048, depth: 20, heads: 16, context: 1024}",
 }
 CONFIG = """\
 results_dir: {folder}/results
@@ -78,6 +97,76 @@ def told(run_dir: Path, peak: float, gpus: int) -> dict[str, Any]:
     }
 
 
+def peak_tflops() -> float | None:
+    """Of this machine's first GPU, where its name is known."""
+    words = torch.cuda.get_device_name(0).replace("-", " ").split() if torch.cuda.device_count() else []
+    return next((peak for word, peak in PEAK_TFLOPS.items() if word in words), None)
+
+
+def project(place: Path, model: str, steps: int, batch: int, gpus: int, runs: dict[str, dict[str, str]]) -> Path:
+    """The config of these runs in that folder."""
+    (place / "recipes").mkdir()
+    (place / "recipes/gpt.yaml").write_text(RECIPE.format(model=MODELS[model], steps=steps, batch=batch))
+    (place / "runs.tsv").write_text(sheet(runs))
+    config = place / "config.yaml"
+    config.write_text(CONFIG.format(folder=place, gpus=gpus))
+    return config
+
+
+def train(config: Path, run: str) -> Path:
+    """Its directory; Unsuccessful where it does not finish."""
+    run_dir = config.parent / "results/runs" / run
+    launch = [sys.executable, "-m", "trainpkg", "launch", "train", "--config", str(config), "--run", run]
+    done = subprocess.run([*launch, "--out", str(run_dir / "train.json")], capture_output=True, text=True)
+    if done.returncode:
+        raise Unsuccessful(f"ended with {done.returncode}: {done.stdout.strip().splitlines()[-1:]}")
+    return run_dir
+
+
+def ours(model: str, batch: int, steps: int) -> Mapping[str, float]:
+    runs = {"gpt": {"strategy": "single", "train.precision": "bf16", "train.compile": "true"}}
+    with folder() as place:
+        found = told(train(project(place, model, steps, batch, 1, runs), "gpt"), peak_tflops() or 1.0, 1)
+    return {"tokens_per_s": found["tokens_per_second"], "mfu": found["mfu"], "memory_mb": found["memory_mb"]}
+
+
+def plain(model: str, batch: int, steps: int) -> Mapping[str, float]:
+    keys = json.dumps(yaml.safe_load(MODELS[model]))
+    text = output_of(python(str(ROOT / "benchmarks/peers/plain_gpu.py"), keys, str(batch), str(steps)))
+    found = json.loads(text.strip().splitlines()[-1])
+    mfu = 6 * found.pop("num_parameters") * found["tokens_per_s"] / ((peak_tflops() or 1.0) * 1e12)
+    return {"tokens_per_s": found["tokens_per_s"], "memory_mb": found["memory_mb"], "mfu": mfu}
+
+
+def measure(scale: Scale) -> Iterator[Row]:
+    steps = 40 if scale.tiny else 120
+    for model, batch in (("small", 8),) if scale.tiny else (("124m", 32), ("1b", 8)):
+        ways = {"ours": partial(ours, model, batch, steps), "plain loop": partial(plain, model, batch, steps)}
+        yield from interleaved(f"{model}, batch {batch}", ways, scale.repetitions, warm_up=False)
+
+
+def needs(scale: Scale) -> str | None:
+    if not torch.cuda.device_count():
+        return "there is no GPU here"
+    return None if peak_tflops() else f"the peak of {torch.cuda.get_device_name(0)} is not known here"
+
+
+PART = Part(
+    "gpu",
+    "GPT on one GPU, bf16, compiled",
+    "at least the plain loop; MFU stated",
+    "ours",
+    (
+        Figure("tokens_per_s", "tokens per second", "1/s", "more"),
+        Figure("mfu", "MFU", "", None),
+        Figure("memory_mb", "peak memory", "MB", None),
+    ),
+    measure,
+    (Plot("bars", "tokens_per_s", "plain loop"),),
+    needs,
+)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
@@ -89,30 +178,20 @@ def main() -> int:
     if not given.gpus:
         print("no GPU: torch.cuda.device_count() is 0 here", file=sys.stderr)
         return 2
-    name = torch.cuda.get_device_name(0)
-    known = next((peak for word, peak in PEAK_TFLOPS.items() if word in name), None)
-    peak = given.peak_tflops or known
+    name, peak = torch.cuda.get_device_name(0), given.peak_tflops or peak_tflops()
     if peak is None:
         print(f"the peak of {name} is not known here: give --peak-tflops", file=sys.stderr)
         return 2
     print(f"{given.gpus} x {name}, peak {peak:g} TFLOP/s, torch {torch.__version__}, model {given.model}", flush=True)
     with tempfile.TemporaryDirectory(prefix="gpu-") as place:
-        folder, runs = Path(place), variants(given.gpus)
-        (folder / "recipes").mkdir()
-        batch = given.batch * given.gpus
-        recipe = RECIPE.format(model=MODELS[given.model], steps=given.steps, batch=batch)
-        (folder / "recipes/gpt.yaml").write_text(recipe)
-        (folder / "runs.tsv").write_text(sheet(runs))
-        config = folder / "config.yaml"
-        config.write_text(CONFIG.format(folder=folder, gpus=given.gpus))
+        runs = variants(given.gpus)
+        config = project(Path(place), given.model, given.steps, given.batch * given.gpus, given.gpus, runs)
         for run in runs:
-            run_dir = folder / "results/runs" / run
-            launch = [sys.executable, "-m", "trainpkg", "launch", "train", "--config", str(config), "--run", run]
-            done = subprocess.run([*launch, "--out", str(run_dir / "train.json")], capture_output=True, text=True)
-            if done.returncode:
-                print(f"{run}: ended with {done.returncode}: {done.stdout.strip().splitlines()[-1:]}", flush=True)
+            try:
+                found = told(train(config, run), peak, given.gpus)
+            except Unsuccessful as error:
+                print(f"{run}: {error}", flush=True)
                 continue
-            found = told(run_dir, peak, given.gpus)
             print(
                 f"{run:24} {found['tokens_per_second']:12,.0f} tokens/s  MFU {found['mfu']:6.1%}  "
                 f"{found['memory_mb']:8,.0f} MB  loss {found['loss']:.4f}",

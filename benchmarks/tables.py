@@ -1,64 +1,91 @@
-"""What `trainpkg summarise` costs: seconds and memory over the number of runs, from nothing and with 10 more runs.
+"""What `trainpkg summarise` costs over the number of runs, beside plain pandas loops and polars on the same results.
 
-`python -m benchmarks.tables [--runs 100 1000 27270] [--folder FOLDER]` writes synthetic results (results_tree.py) and
-runs the command on them in a process of its own, three times: with no cache, with 10 more runs, with nothing new. Wall
-time is from the command's start to its end, plots included; processor time is of all its processes, peak memory of the
-largest. Nothing here passes or fails.
+Synthetic results (results_tree.py). `summarise`: with no cache; `again`: with nothing new; `10 more`: with ten more
+runs. The peers (peers/pandas_tables.py, peers/polars_tables.py) make a part of its tables and one of its plots, and
+have no cache. Wall time is from the command's start to its end, processor time is of all its processes, peak memory of
+the largest.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
+from benchmarks.harness import ROOT, Figure, Part, Plot, Row, Scale, Unsuccessful, folder, interleaved, path
 from benchmarks.results_tree import write_runs, write_sheet
 
 MORE = 10
+SETTLE_S = 4.0  # files younger than that are not relied on
+PEERS = {"pandas loops": "pandas_tables.py", "polars": "polars_tables.py"}
 
 
-def measured(config: Path) -> tuple[float, float, float]:
-    """Wall seconds, processor seconds, and peak memory in MB of one process (the largest) of one `summarise`."""
+def used_by(*arguments: str) -> Mapping[str, float]:
+    """Of one process of Python and its children."""
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "trainpkg", "summarise", "--config", str(config)])
+    process = subprocess.Popen([sys.executable, *arguments], env=os.environ | {"PYTHONPATH": path()})
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:
-        raise SystemExit(f"summarise ended with status {os.waitstatus_to_exitcode(status)}")
-    return time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+        raise Unsuccessful(f"{arguments[0]} ended with status {os.waitstatus_to_exitcode(status)}")
+    wall_s = time.monotonic() - began
+    return {"wall_s": wall_s, "cpu_s": usage.ru_utime + usage.ru_stime, "memory_mb": usage.ru_maxrss * 1024 / 1e6}
 
 
-def measure(folder: Path, num_runs: int) -> None:
-    config = write_sheet(folder, num_runs)
-    write_runs(config, 0)
-    time.sleep(4)  # files younger than that are not relied on
-    rows = [("from nothing", num_runs, *measured(config))]
-    write_runs(write_sheet(folder, num_runs + MORE), num_runs)
-    time.sleep(4)
-    rows.append((f"{MORE} more", num_runs + MORE, *measured(config)))
-    rows.append(("nothing new", num_runs + MORE, *measured(config)))
-    for what, number, wall_s, processor_s, memory_mb in rows:
-        print(f"| {number} | {what} | {wall_s:.1f} | {processor_s:.1f} | {memory_mb:.0f} |", flush=True)
+def summarise(config: Path, anew: bool) -> Mapping[str, float]:
+    if anew:
+        for name in ("tables", "plots"):
+            shutil.rmtree(config.parent / "results" / name, ignore_errors=True)
+    return used_by("-m", "trainpkg", "summarise", "--config", str(config))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, nargs="+", default=[100, 1000, 10_000, 27_270])
-    parser.add_argument("--folder", type=Path, help="on the file system to measure; left out: a temporary one")
-    options = parser.parse_args()
-    print("| runs | what | wall s | processor s | peak MB |\n|---|---|---|---|---|", flush=True)
-    for num_runs in options.runs:
-        folder = Path(tempfile.mkdtemp(prefix="trainpkg-tables-", dir=options.folder))
-        try:
-            measure(folder, num_runs)
-        finally:
-            shutil.rmtree(folder)
-    return 0
+def more(config: Path, num_runs: int) -> Mapping[str, float]:
+    """With ten runs that were not there the last time."""
+    for number in range(num_runs, num_runs + MORE):
+        shutil.rmtree(config.parent / f"results/runs/run{number:05d}", ignore_errors=True)
+    summarise(write_sheet(config.parent, num_runs), anew=False)
+    write_runs(write_sheet(config.parent, num_runs + MORE), num_runs)
+    time.sleep(SETTLE_S)
+    try:
+        return summarise(config, anew=False)
+    finally:
+        for number in range(num_runs, num_runs + MORE):
+            shutil.rmtree(config.parent / f"results/runs/run{number:05d}")
+        write_sheet(config.parent, num_runs)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def theirs(script: str, results: Path) -> Mapping[str, float]:
+    out = results.parent / "peer"
+    shutil.rmtree(out, ignore_errors=True)
+    return used_by(str(ROOT / "benchmarks/peers" / script), str(results), str(out))
+
+
+def measure(scale: Scale) -> Iterator[Row]:
+    for size in (20,) if scale.tiny else (100, 1000, 10_000, 27_270) if scale.full else (100, 1000):
+        with folder() as place:
+            config = write_sheet(place, size)
+            write_runs(config, 0)
+            time.sleep(SETTLE_S)
+            ways = {"summarise": partial(summarise, config, True), "summarise again": partial(summarise, config, False)}
+            ways |= {"summarise, 10 more": partial(more, config, size)} if scale.full or scale.tiny else {}
+            ways |= {name: partial(theirs, script, place / "results") for name, script in PEERS.items()}
+            yield from interleaved(f"{size:,} runs", ways, scale.repetitions, size=size, warm_up=False)
+
+
+PART = Part(
+    "tables",
+    "Tables and plots",
+    "growth linear, below 60 s at 27,270 runs",
+    "summarise",
+    (
+        Figure("wall_s", "wall", "s"),
+        Figure("cpu_s", "CPU", "s"),
+        Figure("memory_mb", "peak memory", "MB", None),
+    ),
+    measure,
+    (Plot("growth", "wall_s", sizes="runs"), Plot("growth", "cpu_s", sizes="runs")),
+)
