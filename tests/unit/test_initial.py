@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainpkg import models
-from trainpkg.config import ConvModel, GPTModel, ViTModel
+from trainpkg.config import ConvModel, GPTModel, OwnModel, ViTModel
 from trainpkg.runtime import initial
 
 CPU = torch.device("cpu")
@@ -32,6 +32,14 @@ class Tied(nn.Module):
     def initialise(self, name: str, tensor: Tensor) -> None:
         assert name in ("embed.weight", "scale")
         nn.init.normal_(tensor)
+
+
+class Plain(nn.Linear):
+    """Somebody's own, without a method that fills its weights."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 3)
+        self.first = self.weight[0, 0].item()  # has no answer on the meta device
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -69,20 +77,16 @@ def test_tied_weights_stay_tied_and_real_ones_as_they_are() -> None:
     assert (model.real == 7).all() and model.get_buffer("scale").std() > 0
 
 
-def test_a_class_that_does_not_say_how_is_built_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Plain(nn.Linear):
-        def __init__(self, config: GPTModel) -> None:
-            super().__init__(config.dim, 3)
-            self.first = self.weight[0, 0].item()  # has no answer on the meta device
+def test_a_class_that_does_not_say_how_is_built_for_real() -> None:
+    own = OwnModel(name=f"{__name__}:Plain", kwargs={"width": 4})
 
-    monkeypatch.setitem(models.KINDS, "gpt", Plain)
-    torch.manual_seed(1)
-    one = models.build(CONFIGS["gpt"])
-    torch.manual_seed(1)
-    other = models.build(CONFIGS["gpt"])
+    def built(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return models.build(own)
+
+    one, other = built(1), built(1)
     assert initial.digest(one) == initial.digest(other)
     before = initial.digest(one)
     initial.fill(one, 1, CPU)
     assert initial.digest(one) == before
-    torch.manual_seed(2)
-    assert initial.digest(models.build(CONFIGS["gpt"])) != before
+    assert initial.digest(built(2)) != before
