@@ -100,13 +100,19 @@ def test_contradictions_and_missing_nodes_are_named(spec: Spec, facts: list[Node
         assert word in str(caught.value)
 
 
+GARBAGE = (
+    b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" * 99 + b"\n", b"{" * 100_000, b"[" * 50_000 + b"\n", b"[]\n", b'{"a":1}\n',
+    rb'{"nonce":"a","tag":"b","proof":"\ud800"}' + b"\n", rb'{"nonce":"\ud800","tag":"\udfff","proof":"a"}' + b"\n",
+)  # fmt: skip
+
+
 def test_strangers_disturb_nobody() -> None:
     """50 silent ones, garbage, wrong secrets, a line without an end: the nodes meet in well under the 5 s of one."""
     said: list[str] = []
 
     async def play(port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
-        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" * 99 + b"\n", b"{" * 100_000, b"[]\n", b'{"a":1}\n'):
+        for garbage in GARBAGE:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(garbage)
         for wrong in ("", "t" * 64):

@@ -62,7 +62,7 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
         return None
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"a line that is no JSON: {line[:60]!r}") from error
     if not isinstance(message, dict):
         raise Refused(f"a line that is no JSON object: {line[:60]!r}")
@@ -72,7 +72,12 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
 def proof(secret: str, side: str, tag: str, nonce_head: str, nonce_node: str) -> str:
     """What only a holder of the secret can say; `side` keeps one side's proof from serving as the other's."""
     text = "|".join([MAGIC, side, tag, nonce_head, nonce_node])
-    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
+    return hmac.new(secret.encode(), _bytes(text), "sha256").hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    """A stranger's JSON may hold halves of characters, which are no UTF-8."""
+    return text.encode(errors="backslashreplace")
 
 
 async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, tag: str) -> None:
@@ -98,7 +103,7 @@ async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
     if answer is None:
         raise Stranger("connection closed without a word")
     its_nonce, its_tag, its_proof = (str(answer.get(key, "")) for key in ("nonce", "tag", "proof"))
-    if not hmac.compare_digest(its_proof.encode(), proof(secret, "node", its_tag, nonce, its_nonce).encode()):
+    if not hmac.compare_digest(_bytes(its_proof), proof(secret, "node", its_tag, nonce, its_nonce).encode()):
         raise Stranger("wrong secret")
     if its_tag != tag:
         raise Refused(f"it belongs to {its_tag!r}, this is {tag!r}")
@@ -126,5 +131,5 @@ async def _present(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, s
     writer.write(encode({"nonce": nonce, "tag": tag, "proof": mine}))
     answer = await receive(reader)
     theirs = str((answer or {}).get("proof", ""))
-    if not hmac.compare_digest(theirs.encode(), proof(secret, "head", tag, its_nonce, nonce).encode()):
+    if not hmac.compare_digest(_bytes(theirs), proof(secret, "head", tag, its_nonce, nonce).encode()):
         raise Refused("the coordinator there belongs to another job or attempt")
