@@ -82,7 +82,7 @@ def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_an_image_classifier_gets_what_corenet_takes_unasked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, told = converted(tmp_path, IMAGES, "--gpus-per-node=8", "--samples=1281167", capsys=capsys)
+    found, told = converted(tmp_path, IMAGES, "--nodes=1", "--gpus-per-node=8", "--samples=1281167", capsys=capsys)
     steps = 626  # 1,281,167 over 8 GPUs, 128 at a time, two batches per step: the last one is left over
     assert found == {
         "seed": 0, "strategy": "ddp",
@@ -121,6 +121,24 @@ def test_an_image_classifier_gets_what_corenet_takes_unasked(
             "common: {accum_after_epoch: 3}",
             "line 1: common.accum_after_epoch: the batch is the same from the first step",
         ),
+        (
+            "dataset: {disable_val: true}",
+            "line 1: dataset.disable_val: logging.eval_every_steps is to be train.max_steps",
+        ),
+        (
+            "common: {save_all_checkpoints: true}",
+            "line 1: common.save_all_checkpoints: say checkpoint.keep_every_steps",
+        ),
+        ("dataset: {percentage_of_samples: 10}", "line 1: dataset.percentage_of_samples = 10: --samples is to count"),
+        ("scheduler: {cosine: {max_lr: 5.0e-6}}", "scheduler.cosine.min_lr (default): CoreNet's rate rises to it"),
+        (
+            "scheduler: {warmup_iterations: 9}",
+            "line 1: scheduler.warmup_iterations: CoreNet's rate falls from step 0 on",
+        ),
+        (
+            "common: {eval_every_k_iterations: 7}\ndataset: {disable_val: true}",
+            "#   line 1: common.eval_every_k_iterations = 7: `logging.eval_every_steps`",
+        ),
         ("scheduler: {max_epochs: 5}", "train.max_steps is 5 epochs of your data; say their samples: --samples N"),
     ],
 )
@@ -129,7 +147,7 @@ def test_what_is_not_quite_the_same_is_said(
 ) -> None:
     path = tmp_path / "theirs.yaml"
     path.write_text(text)
-    assert main(["convert", "corenet", str(path), "--gpus-per-node=1"]) == 0
+    assert main(["convert", "corenet", str(path), "--nodes=1", "--gpus-per-node=1"]) == 0
     assert f"# Note: {told}" in (out := capsys.readouterr().out) or told in out
     assert yaml.safe_load(out)["optim"]["name"]
 
@@ -148,7 +166,7 @@ def test_strategies(
 ) -> None:
     text = f"train_eval_pipeline: {{name: {pipeline}}}\nfsdp: {{sharding_strategy: {sharding}}}\n"
     text += "scheduler: {is_iteration_based: true}\n"
-    found, _ = converted(tmp_path, text, "--gpus-per-node=2", capsys=capsys)
+    found, _ = converted(tmp_path, text, "--nodes=1", "--gpus-per-node=2", capsys=capsys)
     assert {key: found[key] for key in found if key == "strategy" or key.startswith("fsdp.")} == wanted
     assert found["train.precision"] == ("fp32" if pipeline == "default" else "bf16")
 
@@ -156,19 +174,29 @@ def test_strategies(
 @pytest.mark.parametrize(
     ("text", "words", "told"),
     [
-        (None, ["--gpus-per-node=1"], "No such file"),
-        ("[1]", ["--gpus-per-node=1"], "expected `key: value` lines"),
-        ("a: [", ["--gpus-per-node=1"], "no valid YAML"),
-        ("a: 1", [], "--gpus-per-node is missing: CoreNet's dataset.train_batch_size0 is per GPU"),
-        ("ema: {enable: 'yes'}", ["--gpus-per-node=1"], "line 1: ema.enable = 'yes': true or false is expected"),
-        ("common: {seed: x}", ["--gpus-per-node=1"], "line 1: common.seed = 'x': a value of type int"),
-        ("scheduler: {name: fixed}", ["--gpus-per-node=1"], "scheduler.fixed.lr (default): a rate above 0 is needed"),
+        (None, ["--nodes=1", "--gpus-per-node=1"], "No such file"),
+        ("[1]", ["--nodes=1", "--gpus-per-node=1"], "expected `key: value` lines"),
+        ("a: [", ["--nodes=1", "--gpus-per-node=1"], "no valid YAML"),
+        ("a: 1", ["--gpus-per-node=1"], "--nodes is missing: CoreNet's dataset.train_batch_size0 is per GPU"),
+        ("a: 1", ["--nodes=1"], "--gpus-per-node is missing: CoreNet's dataset.train_batch_size0 is per GPU"),
+        ("common: {results_loc: x}", ["--nodes=1", "--gpus-per-node=1", "--run-corenet"], "common.results_loc = 'x'"),
+        (
+            "ema: {enable: 'yes'}",
+            ["--nodes=1", "--gpus-per-node=1"],
+            "line 1: ema.enable = 'yes': true or false is expected",
+        ),
+        ("common: {seed: x}", ["--nodes=1", "--gpus-per-node=1"], "line 1: common.seed = 'x': a value of type int"),
+        (
+            "scheduler: {name: fixed}",
+            ["--nodes=1", "--gpus-per-node=1"],
+            "scheduler.fixed.lr (default): a rate above 0 is needed",
+        ),
         (
             "ddp:\n  rank: 0",
-            ["--gpus-per-node=1", "--run-corenet"],
+            ["--nodes=1", "--gpus-per-node=1", "--run-corenet"],
             "line 2: ddp.rank = 0: CoreNet's YAML has the last",
         ),
-        ("a: 1", ["--gpus-per-node=1", "--out=theirs.yaml"], "the file exists already"),
+        ("a: 1", ["--nodes=1", "--gpus-per-node=1", "--out=theirs.yaml"], "the file exists already"),
     ],
 )
 def test_mistakes(
@@ -180,6 +208,24 @@ def test_mistakes(
         Path("theirs.yaml").write_text(text)
     assert main(["convert", "corenet", "theirs.yaml", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_repeated_samples_make_an_epoch_longer_unless_it_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--nodes=1", "--gpus-per-node=2", "--samples=1000")
+    text = "dataset: {train_batch_size0: 5}\nscheduler: {max_epochs: 2}\nsampler: {num_repeats: 3}\n"
+    assert converted(tmp_path, text, *words, capsys=capsys)[0]["train.max_steps"] == 2 * 300
+    cut = text.replace("3}", "3, truncated_repeat_aug_sampler: true}")
+    assert converted(tmp_path, cut, *words, capsys=capsys)[0]["train.max_steps"] == 2 * 100
+
+
+def test_a_section_that_stands_twice_counts_as_it_stands_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "optim: {name: adamw, weight_decay: 0.1}\noptim: {name: sgd}\nscheduler: {is_iteration_based: true}\n"
+    found, _ = converted(tmp_path, text, "--nodes=1", "--gpus-per-node=1", capsys=capsys)
+    assert (found["optim.name"], found["optim.weight_decay"]) == ("sgd", 4e-5)
 
 
 def test_every_name_of_ours_is_a_key_or_a_section() -> None:

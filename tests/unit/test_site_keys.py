@@ -41,6 +41,7 @@ REFUSED = [
     ({"env": {"X": "`hostname`"}}, "export it in launch.prologue"),
     ({"env": {"OMP_NUM_THREADS": "all"}}, "no number of threads"),
     ({"env_prepend": {"NCCL_DEBUG": "INFO"}}, "launch.env sets it"),
+    ({"env_prepend": {"HF_TOKEN": "x"}}, "launch.env_prepend.HF_TOKEN: a secret must not stand in a config"),
     ({"env_prepend": {"PATH": "/a:"}}, "the current folder"),
     ({"env_prepend": {"PATH": "$HOME/bin"}}, "taken as they stand"),
     ({"prologue": ["true", " "]}, "line 2 is empty"),

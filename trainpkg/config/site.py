@@ -93,6 +93,8 @@ def _env_prepend(launch: Launch) -> Iterator[str]:
         key = f"launch.env_prepend.{name} = {value!r}"
         if name != "PYTHONPATH" and (problem := _no_name(name)):
             yield f"{key}: {problem}"
+        elif variables.is_secret(name):
+            yield f"launch.env_prepend.{name}: a secret must not stand in a config that is copied into the results"
         elif name.startswith(variables.LIBRARY_PREFIXES):
             yield f"{key}: {name} holds no list of folders; launch.env sets it"
         elif _REFERENCE.search(value):

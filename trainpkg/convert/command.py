@@ -16,7 +16,7 @@ from trainpkg.convert.leaves import Leaf
 from trainpkg.errors import UserError
 
 # what the launcher tells CoreNet on the command line, which its YAML would overrule
-TOLD = ("ddp.rank", "ddp.world_size", "ddp.dist_url", "ddp.backend")
+TOLD = ("ddp.rank", "ddp.world_size", "ddp.dist_url", "ddp.backend", "common.results_loc")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("source", choices=["corenet"], help="whose config it is")
     parser.add_argument("config", type=Path, nargs="?", help="CoreNet's YAML file")
-    parser.add_argument("--nodes", type=_count, default=1, help="nodes of the run (default: 1)")
+    parser.add_argument("--nodes", type=_count, help="nodes of the run")
     parser.add_argument("--gpus-per-node", type=_count, help="GPUs of each node")
     parser.add_argument("--samples", type=_count, help="samples of the training set, where the length is in epochs")
     parser.add_argument(
@@ -49,8 +49,10 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.config is None:
         raise UserError("convert corenet: the YAML file is missing (or --names)")
-    if args.gpus_per_node is None:
-        raise UserError("convert corenet: --gpus-per-node is missing: CoreNet's dataset.train_batch_size0 is per GPU")
+    for name in ("nodes", "gpus_per_node"):
+        if getattr(args, name) is None:
+            asked = names.option(name)
+            raise UserError(f"convert corenet: {asked} is missing: CoreNet's dataset.train_batch_size0 is per GPU")
     found = leaves.read(args.config)
     size = corenet.Size(args.nodes, args.gpus_per_node, args.samples)
     if args.run_corenet:
@@ -83,9 +85,10 @@ def running(config: Path, found: Mapping[str, Leaf], size: corenet.Size) -> str:
                 f"{config}, {found[key]}: CoreNet's YAML has the last word over its command line, so that every node "
                 f"would take this value. Remove the line: the launcher says {names.option(key)} to each node"
             )
-    path = shlex.quote(str(config)).replace("{", "{{").replace("}", "}}")
+    path = shlex.quote(str(config.resolve())).replace("{", "{{").replace("}", "}}")
     return f"""\
-# CoreNet itself, started once per node (docs/corenet.md).
+# CoreNet itself, started once per node (docs/corenet.md). Relative paths in its YAML are looked up in the folder in
+# which Snakemake is started.
 launch:
   nodes: {size.nodes}
   gpus_per_node: {size.gpus_per_node}

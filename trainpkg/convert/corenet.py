@@ -132,9 +132,9 @@ def _precision(source: Source, recipe: Recipe, *, is_fsdp: bool) -> None:
     if given not in PRECISION:
         raise UserError(f"{source.leaves[key]}: CoreNet knows {', '.join(PRECISION)}")
     recipe.say("train.precision", PRECISION[given], source.origin(key))
-    if is_fsdp and source.get("fsdp.gradient_reduction_datatype", "bfloat16") != "float32":
-        where = source.origin("fsdp.gradient_reduction_datatype")
-        recipe.remarks.append(f"{where}: gradients are summed in fp32 here, whatever train.precision is")
+    key = "fsdp.gradient_reduction_datatype"
+    if is_fsdp and source.get(key, "bfloat16") != "float32":
+        recipe.remarks.append(f"{source.origin(key)}: gradients are summed in fp32 here, whatever train.precision is")
 
 
 def _length(source: Source, recipe: Recipe, size: Size) -> int | None:
@@ -148,27 +148,29 @@ def _length(source: Source, recipe: Recipe, size: Size) -> int | None:
             f"common.accum_freq = {accumulation}: CoreNet adds the losses of micro-batches up, here they are averaged: "
             "gradients are that much smaller (sgd's optim.lr and optim.clip_norm want to know)"
         )
-    if source.get("common.accum_after_epoch", 0) > 0:
-        where = source.origin("common.accum_after_epoch")
-        recipe.remarks.append(f"{where}: the batch is the same from the first step on, accumulated or not")
+    key = "common.accum_after_epoch"
+    if source.get(key, 0) > 0:
+        recipe.remarks.append(f"{source.origin(key)}: the batch is the same from the first step on, accumulated or not")
     if source.has("sampler.name") and "variable" in str(source.leaves["sampler.name"].value):
         recipe.remarks.append(f"{source.leaves['sampler.name']}: CoreNet's batch follows images' size, ours stays")
     per_epoch = None
+    repeats = 1 if source.get("sampler.truncated_repeat_aug_sampler", False) else source.get("sampler.num_repeats", 1)
+    if source.get("dataset.percentage_of_samples", 100.0) != 100:
+        recipe.remarks.append(f"{source.leaves['dataset.percentage_of_samples']}: --samples is to count those alone")
     if size.samples is not None:
-        batches = math.ceil(math.ceil(size.samples / size.ranks) / per_gpu)
+        batches = math.ceil(repeats * math.ceil(size.samples / size.ranks) / per_gpu)
         per_epoch = max(1, batches // accumulation)
     if source.get("scheduler.is_iteration_based", False):
         key = "scheduler.max_iterations"
         recipe.say("train.max_steps", source.get(key, 300_000), source.origin(key))
         return per_epoch
-    key = "scheduler.max_epochs"
-    epochs = source.get(key, 300)
+    where, epochs = source.origin("scheduler.max_epochs"), source.get("scheduler.max_epochs", 300)
     if per_epoch is None:
         recipe.remarks.append(
-            f"{source.origin(key)}: train.max_steps is {epochs} epochs of your data; say their samples: --samples N"
+            f"{where}: train.max_steps is {epochs} epochs of your data; say their samples: --samples N"
         )
     else:
-        recipe.say("train.max_steps", epochs * per_epoch, f"{source.origin(key)}, x {per_epoch} steps")
+        recipe.say("train.max_steps", epochs * per_epoch, f"{where}, x {per_epoch} steps")
     return per_epoch
 
 
@@ -211,14 +213,19 @@ def _schedule(source: Source, recipe: Recipe) -> None:
         recipe.say("optim.lr", peak, source.origin(key))
         if low is not None:
             key = f"scheduler.{name}.{low[0]}"
-            recipe.say("optim.min_lr_ratio", _short(source.get(key, low[1]) / peak), source.origin(key))
-    if name == "polynomial" and source.get("scheduler.polynomial.power", 0.9) != 1:
-        where = source.origin("scheduler.polynomial.power")
-        recipe.remarks.append(f"{where} bends the rate; here it falls in a straight line, as with power 1")
+            recipe.say("optim.min_lr_ratio", min(1.0, _short(source.get(key, low[1]) / peak)), source.origin(key))
+            if source.get(key, low[1]) > peak:
+                recipe.remarks.append(f"{source.origin(key)}: CoreNet's rate rises to it; here it stays at optim.lr")
+    key = "scheduler.polynomial.power"
+    if name == "polynomial" and source.get(key, 0.9) != 1:
+        recipe.remarks.append(f"{source.origin(key)} bends the rate; here it falls in a straight line, as with power 1")
     if name != "fixed" and not source.get("scheduler.is_iteration_based", False):
         recipe.remarks.append("CoreNet changes the rate once per epoch in this run, here it changes at each step")
     key = "scheduler.warmup_iterations"
-    recipe.say("optim.warmup_steps", max(0, source.get(key, 0)), source.origin(key))
+    warmup = max(0, source.get(key, 0))
+    recipe.say("optim.warmup_steps", warmup, source.origin(key))
+    if warmup and not source.has("scheduler.adjust_period_for_epochs"):
+        recipe.remarks.append(f"{source.origin(key)}: CoreNet's rate falls from step 0 on, ours after the warm-up")
 
 
 def _saving(source: Source, recipe: Recipe, steps_per_epoch: int | None) -> None:
@@ -231,6 +238,8 @@ def _saving(source: Source, recipe: Recipe, steps_per_epoch: int | None) -> None
         every, origin = steps_per_epoch, f"{origin}: once per epoch"
     if every:
         recipe.say("checkpoint.every_steps", every, origin)
+    elif all_stay:
+        recipe.remarks.append(f"{source.origin('common.save_all_checkpoints')}: say checkpoint.keep_every_steps")
     if every and (all_stay or source.get(key, 0)):
         recipe.say("checkpoint.keep_every_steps", every, source.origin("common.save_all_checkpoints", key))
     key = "common.k_best_checkpoints"
@@ -246,7 +255,10 @@ def _telling(source: Source, recipe: Recipe, steps_per_epoch: int | None) -> Non
     every = source.get(key, 0) or steps_per_epoch
     if source.get("dataset.disable_val", False):
         steps = next((value for name, value, _ in recipe.keys if name == "train.max_steps"), None)
+        source.used.discard(key)
         every, key = steps, "dataset.disable_val"
+        if steps is None:
+            recipe.remarks.append(f"{source.origin(key)}: logging.eval_every_steps is to be train.max_steps")
     if every:
         recipe.say("logging.eval_every_steps", every, source.origin(key))
     if source.get("common.tensorboard_logging", False):

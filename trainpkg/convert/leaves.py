@@ -50,7 +50,8 @@ def read(path: Path) -> dict[str, Leaf]:
 def _walk(node: yaml.MappingNode, prefix: str) -> Iterator[Leaf]:
     loader = yaml.SafeLoader("")
     loader.flatten_mapping(node)  # `<<`
-    for key, value in node.value:
+    # of a key that stands twice the last counts, as a whole
+    for key, value in {key.value: (key, value) for key, value in node.value}.values():
         name = f"{prefix}{key.value}"
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from _walk(value, f"{name}.")
