@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -155,3 +157,15 @@ def test_moved_digits_are_the_same_from_workers_and_from_the_rank() -> None:
         joined(taken(feed(Splits(splits.train, splits.validation, "", {}, workers), 700), 700, 4)) for workers in (0, 2)
     )
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_process_that_still_has_workers_ends() -> None:
+    code = """
+import torch
+from tests.unit.test_feed import Echo
+from trainpkg.data.loading import loaded
+batches = loaded(Echo(9, False), [(torch.arange(3), None)] * 9, torch.device("cpu"), 2)
+print(len(next(batches)[0]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "3\n"

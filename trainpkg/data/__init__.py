@@ -78,7 +78,7 @@ def build(run: Run, device: torch.device) -> Splits:
         case PythonTextData():
             splits = python_text.load(config, context_of(run), home)
         case OwnData():
-            splits = own.load(config, run.seed)
+            splits = own.load(config, run.seed, workers)
         case _:
             load: Callable[[Run, torch.device], Splits] = importlib.import_module(f"trainpkg.data.{config.name}").load
             splits = load(run, home)
@@ -121,5 +121,10 @@ def digest_of(*parts: Tensor | str) -> str:
     """16 hex digits over the values."""
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part.cpu().contiguous().numpy().tobytes())
+        digest.update(part.encode() if isinstance(part, str) else _bytes(part))
     return digest.hexdigest()[:16]
+
+
+def _bytes(part: Tensor) -> bytes:
+    """Of any type: numpy knows no bfloat16."""
+    return part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

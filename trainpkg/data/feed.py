@@ -47,8 +47,12 @@ class Feed:
             yield i == len(sizes), size, next(self._batches)
 
     def first(self) -> Batch:
-        """The run's first micro-batch of this rank, none of which is larger, made on the spot."""
-        return next(loaded(self._splits.train, self._requests(0), self._device, 0))
+        """The run's first micro-batch of this rank, none of which is larger; by a worker, if there are any.
+
+        A file that the data set opened here would be shared by all workers that come later, with its place.
+        """
+        one = itertools.islice(self._requests(0), 1)
+        return next(loaded(self._splits.train, one, self._device, min(self._splits.workers, 1)))
 
     def close(self) -> None:
         """End the workers; a further step would start others."""

@@ -12,8 +12,10 @@ import functools
 import gc
 import os
 import signal
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from trainpkg.launch.processes import die_with_parent
 from trainpkg.runtime.signals import SIGNALS
 
 Request = tuple[Tensor, Tensor | None]  # indices and seeds of the samples of one batch
+T = TypeVar("T")
 
 
 def loaded(
@@ -44,6 +47,16 @@ def loaded(
     return _copied(batches, device) if device.type == "cuda" else batches
 
 
+def answered(ask: Callable[[], T], num_workers: int) -> T:
+    """What `ask` finds out from samples: by a worker that ends with it, if the rank has workers at all.
+
+    A file that a data set opens meanwhile must not be the rank's: later workers would share its place with each other.
+    """
+    request = (torch.empty(0), None)
+    answer: T = next(loaded(cast(Any, _Asked(ask)), [request], torch.device("cpu"), min(num_workers, 1)))
+    return answer
+
+
 def _copied(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """Batches on the GPU. A copy has a stream of its own, so that it is made while the step before is computed."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -56,6 +69,16 @@ def _copied(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
             if isinstance(part, Tensor):
                 part.record_stream(current)  # its memory is not given to the next copy before this step is done with it
         yield there
+
+
+class _Asked:
+    """A data set whose only batch is an answer."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+
+    def batch(self, *request: Any) -> Any:
+        return self._ask()
 
 
 class _Batches:
@@ -86,9 +109,17 @@ def _by_workers(
     # Held back until the worker can ignore them, or a signal to the whole process group would end it in between.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return iter(loader)
+        batches: Any = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # At the end of a process that still has it, python would ask its workers by SIGTERM, and wait for them forever.
+    Finalize(batches, _kill, (batches._workers,), exitpriority=0)
+    return cast(Iterator[Batch], batches)
+
+
+def _kill(workers: Iterable[BaseProcess]) -> None:
+    for worker in workers:
+        worker.kill()
 
 
 def _begin(rank_pid: int, number: int) -> None:

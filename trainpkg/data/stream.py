@@ -42,14 +42,19 @@ class Stream:
         self.tokens_per_sample = tokens
         self._epoch, self._next, self._begun = 0, 0, 0  # position of the next sample, of the epoch's first one
         self._items: Iterator[Any] | None = None
-        self._held: Any = NOTHING  # the sample before the next
+        self._made: Any = None  # of the sample before the next, which `decode` may have altered
+        self._made_of: tuple[int, int] | None = None  # its position and seed
         self._generators: tuple[Any, ...] = ()
         if iter(source) is source:
             raise UserError(f"{place} can be iterated once only: give a class whose __iter__ begins anew")
         self.num_samples = self._length() if hasattr(source, "__len__") else 0
-        if not repeat and not self.num_samples:
-            with host_generators_kept():
-                self.num_samples = self._count()
+
+    def counted(self) -> int:
+        """Samples of an epoch; 0: not known, and not wanted. Held-out samples without a length are gone through."""
+        if self._repeat or self.num_samples:
+            return self.num_samples
+        with host_generators_kept():
+            return self._count()
 
     def batch(self, indices: Tensor, seeds: Tensor | None = None) -> Any:
         """Ascending positions cost least: each one that is passed over is iterated, one that is behind begins anew."""
@@ -61,24 +66,27 @@ class Stream:
             if self._generators:
                 set_host_generators(self._generators)
             for place, seed in zip(places, drawn, strict=True):
-                sample = self._at(place)
-                if decode is not None:
-                    with host_generators_kept():
-                        seed_host(seed)
-                        sample = decode(sample)
-                samples.append(sample)
+                if self._made_of != (place, seed):  # padded evaluations ask for the last one again and again
+                    sample = self._at(place)
+                    if decode is not None:
+                        with host_generators_kept():
+                            seed_host(seed)
+                            sample = decode(sample)
+                    self._made, self._made_of = sample, (place, seed)
+                samples.append(self._made)
             self._generators = host_generators()
         return self._collate(samples)
 
     def _at(self, position: int) -> Any:
-        if self._items is None or position < self._next - 1 or self._held is NOTHING:
+        if self._items is None or position < self._next:
             self._begin(position // self.num_samples if self._repeat and self.num_samples else 0)
         elif self.num_samples and self._repeat and position // self.num_samples > self._epoch + 1:
             self._begin(position // self.num_samples)
-        while self._next <= position:
-            self._held = self._pull()
+        while True:
+            sample = self._pull()
             self._next += 1
-        return self._held
+            if self._next > position:
+                return sample
 
     def _begin(self, epoch: int) -> None:
         """The epoch's first sample is next; without a known length that is only possible for the first epoch."""
