@@ -91,11 +91,15 @@ def problems_of(run: Run) -> list[str]:
 
 
 def _tried(make: Callable[[], T], problems: list[str]) -> T | None:
+    from trainpkg import named
+
     try:
         return make()
     except UserError as error:
         problems.append(str(error))
-        return None
+    except Exception as error:  # noqa: BLE001  the user's own code, or a mistake here: other runs are told of as well
+        problems.append(named.told(error))
+    return None
 
 
 def _model(run: Run) -> torch.nn.Module:
@@ -104,8 +108,7 @@ def _model(run: Run) -> torch.nn.Module:
     from trainpkg import models
 
     try:
-        with torch.device("meta"):
-            return models.build(run.model)
+        return models.build(run.model, torch.device("meta"))
     except (NotImplementedError, UserError):
         return models.build(run.model)  # its constructor looks at values
 
@@ -135,7 +138,12 @@ def judge_on_meta(task: tasks.Task, model: torch.nn.Module, splits: data.Splits)
 
     from trainpkg import named
 
-    batch = splits.train.batch(torch.arange(min(2, splits.train.num_samples or 2)))
+    try:
+        batch = splits.train.batch(torch.arange(min(2, splits.train.num_samples or 2)))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"two of the training samples make no batch: {named.told(error)}") from error
     batch = tree_map_only(torch.Tensor, lambda part: part.to("meta"), batch)
     try:
         task.loss(model.to("meta"), batch)
@@ -159,16 +167,24 @@ def judge(task: tasks.Task, strategy: Single, splits: data.Splits, device: torch
     from trainpkg.data.loading import loaded
 
     last = splits.validation.num_samples - 1
-    batch = next(iter(loaded(splits.validation, [(torch.tensor([0, min(1, last)]), None)], device, 0)))
-    is_real = torch.tensor([True, False], device=device)
+    request = (torch.tensor([0, min(1, last)]), None)
+    batch = next(loaded(splits.validation, [request], device, min(splits.workers, 1)))
     strategy.module.eval()
     with torch.no_grad(), strategy.autocast():
-        sums = task.sums(strategy.module, batch, is_real)
+        sums, nothing = (
+            task.sums(strategy.module, batch, torch.tensor(is_real, device=device))
+            for is_real in ([True, False], [False, False])
+        )
     strategy.module.train()
     if sums[-1] != 1:
         raise UserError(
             f"task.sums counts {sums[-1].item():g} samples where is_real is set for 1 of 2: the last of the sums is "
             "the number of samples that count, and no other may have a part in the sums"
+        )
+    if nothing.ne(0).any():
+        raise UserError(
+            f"task.sums gives {nothing.tolist()} where is_real is set for 0 of 2 samples, as in padded passes of an "
+            "evaluation: wanted is 0 in each; leave out what is not real, and divide by no count: sums add up"
         )
     task.metrics(sums.double().cpu(), splits.facts)
 

@@ -5,7 +5,9 @@ What goes wrong is told by the key that names it. What its result must be able t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -97,12 +99,24 @@ def require_fit(given: str, name: str, maker: Maker, kwargs: Mapping[str, Any]) 
 
 
 def digest(names: Iterable[str]) -> str:
-    """16 hex digits over the files of the modules that these names, where they are the user's own, were loaded from."""
+    """16 hex digits over the files that these names, where they are the user's own, come from.
+
+    Of each the module that it names, and the one that it was written in, where that hands it on.
+    """
     found = hashlib.sha256()
-    for module in sorted({name.partition(":")[0] for name in names if ":" in name}):
-        path = getattr(sys.modules.get(module), "__file__", None)
-        found.update(module.encode() + (Path(path).read_bytes() if path else b""))
+    for name in sorted({name for name in names if ":" in name}):
+        found.update(name.encode())
+        for path in sorted(_files(name)):
+            found.update(Path(path).read_bytes())
     return found.hexdigest()[:16]
+
+
+def _files(name: str) -> set[str]:
+    module, _, path = name.partition(":")
+    files = {getattr(sys.modules.get(module), "__file__", None)}
+    with contextlib.suppress(TypeError, OSError, AttributeError, KeyError):  # written in C, say
+        files.add(inspect.getfile(functools.reduce(getattr, path.split("."), sys.modules[module])))
+    return {file for file in files if file}
 
 
 def told(error: BaseException) -> str:

@@ -77,7 +77,8 @@ def prepare(ctx: RankContext, run: Run, run_dir: Path) -> Training:
     strategy = spread(ctx, run, lambda: models.build(run.model))
     num_parameters = sum(p.numel() for p in strategy.module.parameters())
     task, update = tasks.build(run, strategy.pieces, splits), Update(run, strategy)
-    require_equal(ctx, "the code of model, data and task", named.digest((run.model.name, run.data.name, run.task)))
+    names = (run.model.name, run.data.name, run.task, getattr(run.data, "transform", None))
+    require_equal(ctx, "the code of model, data, transform and task", named.digest(filter(None, names)))
     seed_all(mix("rank", run.seed, ctx.rank))  # from here on each rank draws its own dropout
     feed = Feed(splits, run.seed, run.train, ctx.device, strategy.data_rank, strategy.data_world_size)
     strategy.warm_up(task.loss, feed.first())
