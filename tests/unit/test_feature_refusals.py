@@ -8,8 +8,14 @@ import pytest
 from pydantic import ValidationError
 
 from tests.distributed.start import TINY
+from trainpkg import tasks
 from trainpkg.config import Run
+from trainpkg.data import Splits
+from trainpkg.data.samples import MapStyle
+from trainpkg.errors import UserError
+from trainpkg.runtime.sequence import Pieces
 
+TEXT = TINY["gpt"]["data"]
 TWO = {"nodes": 1, "gpus_per_node": 2, "device": "cpu"}
 
 
@@ -29,6 +35,7 @@ def run(base: str, sections: dict[str, Any]) -> Run:
         ("gpt", {"strategy": "fsdp", "fsdp": {"cpu_offload": True}}, "there is no device whose memory it would spare"),
         ("digits", {"sequence_parallel": 2}, "only gpt has a sequence to share"),
         ("gpt", {"sequence_parallel": 3}, "sequence_parallel = 3 does not divide"),
+        ("gpt", {"sequence_parallel": 2, "data": {**TEXT, "context": 15}}, "does not divide data.context = 15: each"),
         ("digits", {"optim": {"lr_scaling": "sqrt"}}, "needs optim.base_batch"),
         ("digits", {"optim": {"base_batch": 12}}, "optim.base_batch = 12 has no effect"),
         ("digits", {"optim": {"name": "muon"}}, "its blocks have no matrices"),
@@ -48,3 +55,11 @@ def test_what_cannot_go_together_is_refused_with_the_reason(base: str, sections:
 def test_what_shards_may_be_told_how(strategy: str) -> None:
     sections = {"strategy": strategy, "fsdp": {"reshard_after_forward": False, "reduce_every_microbatch": False}}
     assert run("gpt", sections).fsdp.reshard_after_forward is False
+
+
+def test_pieces_are_of_the_length_that_samples_have() -> None:
+    model = {**TINY["gpt"]["model"], "context": 15}
+    assert run("gpt", {"sequence_parallel": 2, "model": model, "data": {**TEXT, "context": 14}}).sequence_parallel == 2
+    samples = MapStyle([0], tokens=15)
+    with pytest.raises(UserError, match="sequence_parallel = 2 does not divide the 15 tokens of a sample"):
+        tasks.build(run("gpt", {}), Pieces(2), Splits(samples, samples, "", {}))

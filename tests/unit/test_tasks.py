@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainpkg.data.python_text import IGNORED
+from trainpkg.errors import UserError
 from trainpkg.tasks import exact
 from trainpkg.tasks.images import Images
 from trainpkg.tasks.language import Language
@@ -85,3 +86,14 @@ def test_sums_are_the_same_in_whatever_order() -> None:
         "else no test"
     )
     assert exact(torch.tensor(math.nan)).isnan() and exact(torch.tensor(math.inf)).isinf()
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_outputs_for_other_classes_are_refused(outputs: int) -> None:
+    """More: an image would count in another class's place; fewer: the job would end in the kernel."""
+    batch = torch.zeros(3, outputs), torch.tensor([0, 1, 1])
+    wrong = rf"the model gives \[3, {outputs}\] for 3 images of 3 classes, wanted is \[3, 3\]"
+    with pytest.raises(UserError, match=wrong):
+        Images(3).loss(Given(), batch)
+    with pytest.raises(UserError, match=wrong):
+        Images(3).sums(Given(), batch, torch.tensor([True] * 3))

@@ -66,7 +66,9 @@ def _sequence(run: Run) -> Iterator[str]:
     elif is_own(run.task) or is_own(run.data.name):
         yield f"{given} with a task or data of your own: only the built-in ones cut sequences into pieces"
     else:
-        for key, value in (("model.heads", run.model.heads), ("model.context", run.model.context)):
+        given_context = getattr(run.data, "context", None)
+        length = ("model.context", run.model.context) if given_context is None else ("data.context", given_context)
+        for key, value in (("model.heads", run.model.heads), length):
             if value % size:
                 yield f"{given} does not divide {key} = {value}: each rank gets a part of both"
     if run.strategy == "single":

@@ -71,6 +71,12 @@ def build(run: Run, pieces: Pieces, splits: Splits) -> Task:
         task: Task = Images(count)
     else:
         task = Language(splits.unit)
+    tokens = splits.train.tokens_per_sample if pieces.size > 1 else None
+    if tokens is not None and tokens % pieces.size:
+        raise UserError(
+            f"sequence_parallel = {pieces.size} does not divide the {tokens} tokens of a sample of data.name = "
+            f"{run.data.name!r}: pieces are equally long; take rows of another length, or another sequence_parallel"
+        )
     return OnPieces(task, pieces) if pieces.size > 1 else task
 
 

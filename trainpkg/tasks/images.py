@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainpkg.errors import UserError
 from trainpkg.tasks import Columns, exact
 
 
@@ -23,12 +24,12 @@ class Images:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
-        return F.cross_entropy(model(images).float(), labels)
+        return F.cross_entropy(self._logits(model, images), labels)
 
     def sums(self, model: nn.Module, batch: tuple[Tensor, Tensor], is_real: Tensor) -> Tensor:
         """[images by label and predicted class, loss, images whose label is among the first five, images]."""
         images, labels = batch
-        logits = model(images).float()
+        logits = self._logits(model, images)
         real = is_real.double()
         confusion = real.new_zeros(self.num_classes**2)
         confusion.index_add_(0, labels * self.num_classes + logits.argmax(1), real)
@@ -73,6 +74,17 @@ class Images:
                 "accuracy": [r / n if n else None for r, n in zip(right.tolist(), support.tolist(), strict=True)],
             },
         }
+
+    def _logits(self, model: nn.Module, images: Tensor) -> Tensor:
+        """UserError where they are of other classes: of more, images would count for others, of fewer, not at all."""
+        logits: Tensor = model(images).float()
+        if logits.shape[1:] != (self.num_classes,):
+            raise UserError(
+                f"task = 'images': the model gives {list(logits.shape)} for {len(images)} images of {self.num_classes} "
+                f"classes, wanted is [{len(images)}, {self.num_classes}]: give the model as many outputs as there are "
+                "classes (the data's, or task_kwargs.num_classes)"
+            )
+        return logits
 
     def _confusion(self, sums: Tensor) -> Tensor:
         return sums[: self.num_classes**2].view(self.num_classes, self.num_classes)
