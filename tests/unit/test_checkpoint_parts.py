@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
+from tests.unit.test_runtime import context
+from trainpkg import export
+from trainpkg.config import Checkpoint, Ema
+from trainpkg.errors import UserError
 from trainpkg.runtime import checks, manifest
-from trainpkg.runtime.checkpoints import retention, shards, tensors
+from trainpkg.runtime.checkpoints import init_from, retention, shards, tensors
 from trainpkg.runtime.checkpoints.saving import Here, Part
+from trainpkg.runtime.checkpoints.shelf import Shelf
+from trainpkg.runtime.update import Average
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 33, 1024, 5000])
@@ -85,3 +94,49 @@ def test_a_weight_without_gradient_has_nothing_to_save_and_nothing_to_load(tmp_p
     for one, its_optimizer in ((model, optimizer), (again, its)):
         step(one, its_optimizer, "used", "unused")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+class Tied(nn.Module):
+    """One weight of two names, as in GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_tied_weights_and_their_averages_are_there_by_each_name(tmp_path: Path) -> None:
+    model: Any = Tied()
+    strategy: Any = SimpleNamespace(module=model)
+    average = Average(Ema(decay=0.5), strategy)
+    model.embed.weight.data.fill_(7.0)
+    names = {"embed.weight", "head.weight"}
+    for found in (tensors.full_weights(model), tensors.whole(average.state())):
+        save_file(found, tmp_path / "model.safetensors")
+        again = load_file(tmp_path / "model.safetensors")
+        assert again.keys() == names and torch.equal(again["embed.weight"], again["head.weight"])
+    kept = average.state()["embed.weight"].clone()
+    root, saved = save(tensors.of_model(model) | tensors.of_average(average.state()), tmp_path)
+    weights, kind = export.read_weights(root, "ema")
+    assert kind == "ema" and weights.keys() == names and all(torch.equal(one, kept) for one in weights.values())
+    shards.load(root, tensors.renamed(tensors.of_model(model), saved, averaged=True))
+    assert torch.equal(model.head.weight, kept)
+
+
+def test_a_model_folder_without_the_weights_asked_for_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(init_from, "broadcast_object", lambda ctx, value: value)
+    shelf = Shelf(context(), tmp_path, Checkpoint())
+    with pytest.raises(UserError, match=r"evaluate.weights = 'ema': .* holds raw weights alone; take auto or raw"):
+        init_from.choose(shelf, tmp_path, "ema")
+    (tmp_path / "config.json").write_text('{"weights": "ema", "step": 3}')
+    with pytest.raises(UserError, match=r"evaluate.weights = 'raw': .* holds ema weights alone"):
+        init_from.choose(shelf, tmp_path, "raw")
+    model, averages = tmp_path / init_from.WEIGHTS, tmp_path / init_from.AVERAGES
+    assert [init_from.choose(shelf, tmp_path, one) for one in ("auto", "ema")] == [(model, "ema", 3)] * 2
+    averages.touch()
+    (tmp_path / "config.json").unlink()
+    assert [init_from.choose(shelf, tmp_path, one)[:2] for one in ("auto", "ema", "raw")] == [
+        (averages, "ema"), (averages, "ema"), (model, "raw"),
+    ]  # fmt: skip

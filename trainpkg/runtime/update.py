@@ -153,6 +153,9 @@ class Average(NoAverage):
         self._config, self._strategy = config, strategy
         self._weights = {name: p for name, p in strategy.module.named_parameters() if p.requires_grad}
         self._averages = {name: p.detach().clone() for name, p in self._weights.items()}
+        first: dict[Tensor, str] = {p: name for name, p in self._weights.items()}
+        every = strategy.module.named_parameters(remove_duplicate=False)
+        self._names = {name: first[p] for name, p in every if p in first}  # tied ones have several
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -161,7 +164,7 @@ class Average(NoAverage):
 
     def state(self) -> dict[str, Tensor]:
         """The averages by the names of the weights, sharded as those are; loaded in place."""
-        return self._averages
+        return {name: self._averages[first] for name, first in self._names.items()}
 
     def restart(self) -> None:
         """Begin anew from the weights of now."""

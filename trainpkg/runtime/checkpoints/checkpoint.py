@@ -232,12 +232,9 @@ class Checkpoints:
 
     def _load_folder(self, folder: Path, weights: str) -> tuple[str, str]:
         """Of a model folder, ours or as Hugging Face has them; how far it was trained is said by its config.json."""
-        averaged = weights != "raw" and broadcast_object(self.ctx, (folder / init_from.AVERAGES).is_file())
-        path = folder / (init_from.AVERAGES if averaged else init_from.WEIGHTS)
+        path, kind, self.state.step = init_from.choose(self.shelf, folder, weights)
         init_from.load_folder(self.shelf, self.strategy.module, path, "evaluate.checkpoint")
-        facts = broadcast_object(self.ctx, init_from.facts_of(folder) if self.ctx.is_main else None)
-        self.state.step = int(facts.get("step", 0))
-        return str(folder), "ema" if averaged else str(facts.get("weights", "raw"))
+        return str(folder), kind
 
     def _newest_whole(self) -> Path | None:
         """Damaged and partial ones are passed over with a warning that names the file and what is wrong with it."""

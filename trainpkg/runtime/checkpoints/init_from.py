@@ -53,6 +53,19 @@ def facts_of(folder: Path) -> dict[str, Any]:
     return facts
 
 
+def choose(shelf: Shelf, folder: Path, weights: str) -> tuple[Path, str, int]:
+    """(file, `raw` or `ema`, step) of what `evaluate.weights` asks of a model folder. UserError without. Collective."""
+    facts = facts_of(folder) if shelf.ctx.is_main else {}
+    averages, kind, step = broadcast_object(
+        shelf.ctx, ((folder / AVERAGES).is_file(), str(facts.get("weights", "raw")), int(facts.get("step", 0)))
+    )
+    if weights != "raw" and averages:
+        return folder / AVERAGES, "ema", step
+    if weights not in ("auto", kind):
+        raise UserError(f"evaluate.weights = {weights!r}: {folder} holds {kind} weights alone; take auto or {kind}")
+    return folder / WEIGHTS, kind, step
+
+
 def is_folder(shelf: Shelf, path: Path) -> bool:
     """Whether `path` is a model folder, as rank 0 sees it. Collective."""
     found: bool = broadcast_object(shelf.ctx, (path / WEIGHTS).is_file())

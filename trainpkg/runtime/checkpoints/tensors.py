@@ -82,12 +82,19 @@ def renamed(parts: Mapping[str, Tensor], saved: Collection[str], averaged: bool)
 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without shards, on rank 0's CPU; empty on the other ranks. Collective."""
+    """The tensors without shards, on rank 0's CPU; empty on the other ranks. Collective.
+
+    None shares memory with another, as tied weights do: safetensors files hold each by itself.
+    """
     found: dict[str, Tensor] = {}
+    places = set()
     for name, tensor in tensors.items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if not dist.is_initialized() or dist.get_rank() == 0:
-            found[name] = full.detach().cpu().contiguous()
+            here = full.detach().cpu().contiguous()
+            place = here.untyped_storage().data_ptr()
+            found[name] = here.clone() if place in places else here
+            places.add(place)
     return found
 
 
