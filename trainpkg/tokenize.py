@@ -22,7 +22,7 @@ import numpy as np
 from trainpkg.errors import UserError
 
 PARTS = {False: "train", True: "validation"}
-MANY = 1000  # documents at once: the tokenizer spreads them over the CPUs
+MANY, MANY_CHARACTERS = 1000, 16_000_000  # of documents at once: the tokenizer spreads them over the CPUs
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".html", ".csv", ".tex")
 Encode = Callable[[list[str]], list[Any]]
 
@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
 
 def write(folder: Path, tokenizer: Tokenizer, texts: Iterator[tuple[str, str]], fraction: float) -> dict[str, Any]:
     """Both files, and what meta.json says. UserError where there is no text."""
-    counts, num_bytes = dict.fromkeys(PARTS.values(), 0), 0
+    counts, num_bytes = dict.fromkeys(PARTS.values(), 0), dict.fromkeys(PARTS.values(), 0)
     dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
     ending = [] if tokenizer.end is None else [tokenizer.end]
     with ExitStack() as stack:
@@ -99,9 +99,15 @@ def write(folder: Path, tokenizer: Tokenizer, texts: Iterator[tuple[str, str]], 
                 found = np.concatenate([np.asarray(numbers), np.asarray(ending)]).astype(dtype)
                 files[part].write(found.tobytes())
                 counts[part] += len(found)
-                num_bytes += len(text.encode())
+                num_bytes[part] += len(text.encode())
     if not counts["train"]:
-        raise UserError("no text in what was named: nothing to write")
+        raise UserError(
+            f"--validation-fraction {fraction} holds out all documents that have text: give more of them, or a smaller "
+            "fraction; 0 holds out the end of the text"
+            if counts["validation"]
+            else "no text in what was named: nothing to write"
+        )
+    judged = "validation" if counts["validation"] else "train"  # what bits per byte are told of
     if not counts["validation"]:
         (folder / "validation.bin").unlink()  # the end of train.bin is held out then
     return {
@@ -109,17 +115,19 @@ def write(folder: Path, tokenizer: Tokenizer, texts: Iterator[tuple[str, str]], 
         "vocabulary": tokenizer.vocabulary,
         "tokenizer": tokenizer.name,
         "num_tokens": counts,
-        "bytes_per_token": num_bytes / sum(counts.values()),
+        "bytes_per_token": num_bytes[judged] / counts[judged],
     }
 
 
 def batches(texts: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    batch = []
+    batch: list[tuple[str, str]] = []
+    size = 0
     for document in texts:
         batch.append(document)
-        if len(batch) == MANY:
+        size += len(document[1])
+        if len(batch) == MANY or size >= MANY_CHARACTERS:
             yield batch
-            batch = []
+            batch, size = [], 0
     if batch:
         yield batch
 
@@ -135,7 +143,10 @@ def documents(paths: list[Path], key: str) -> Iterator[tuple[str, str]]:
                 if path.suffix == ".jsonl":
                     with path.open(encoding="utf-8") as lines:
                         for number, line in enumerate(lines, 1):
-                            yield f"{name}:{number}", json.loads(line)[key]
+                            text = json.loads(line)[key]
+                            if not isinstance(text, str):
+                                raise TypeError(f"{text!r} is no text")
+                            yield f"{name}:{number}", text
                 else:
                     yield name, path.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.distributed.start import records, run_ranks, start, weights
 from tests.unit.adapters import ADAPTERS, run_of
+from trainpkg.data.samples import MapStyle
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -38,7 +40,18 @@ def test_ranks_share_files_and_a_killed_run_goes_on(tmp_path: Path, name: str) -
     assert found[0] == found[1]
 
 
+def tell_who_makes_batches() -> None:
+    plain, rank_pid = MapStyle.batch, os.getpid()
+
+    def batch(self: MapStyle, *request: Any) -> Any:
+        print("made by", "the rank" if os.getpid() == rank_pid else "a worker", flush=True)
+        return plain(self, *request)
+
+    MapStyle.batch = batch  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("name", ["image_folder"])
 def test_the_smoke_test_reads_files_by_its_workers(tmp_path: Path, name: str) -> None:
     run = run_of(ADAPTERS[name](tmp_path), data={"workers": 1})
-    run_ranks(run, tmp_path / "smoke", 2, stage="smoke")
+    ranks = run_ranks(run, tmp_path / "smoke", 2, stage="smoke", before=tell_who_makes_batches)
+    assert "made by a worker" in ranks.text() and "made by the rank" not in ranks.text()

@@ -240,3 +240,30 @@ def test_an_extra_that_is_missing_is_named_with_its_install_line(
             data.build(run_of(wanted), CPU)
     with pytest.raises(UserError, match=r"pip install 'trainpkg\[tokenizers\]'"):
         tokenize.of_file(tmp_path / "tokenizer.json", None)
+
+
+def test_a_class_or_token_that_the_model_does_not_have_is_named(tmp_path: Path) -> None:
+    parts = ADAPTERS["webdataset"](tmp_path)
+    run = run_of(parts, model={**parts["model"], "classes": 2})
+    with pytest.raises(UserError, match=r"part-00.tar: .*/0002.cls holds 2, but model.classes = 2: there are 0 to 1"):
+        data.build(run, CPU).train.batch(torch.arange(5))
+    parts = ADAPTERS["hf_dataset"](tmp_path)
+    run = run_of(parts, model={**parts["model"], "vocabulary": 64})
+    with pytest.raises(UserError, match=r"saved: row \d+ holds \d+, but model.vocabulary = 64: there are 0 to 63"):
+        data.build(run, CPU).train.batch(torch.arange(40))
+
+
+def test_held_out_rows_need_the_training_rows_columns(tmp_path: Path) -> None:
+    parts = ADAPTERS["table"](tmp_path)
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    held = {
+        "there is no column 'kind', which data.path has": [line.rsplit(",", 2)[0] for line in lines],
+        "there are empty cells in .'b'.": [lines[0], "1,,3,4,x,text"],
+        ".'b'. hold numbers in data.path, and others here": [lines[0], "1,much,3,4,x,text"],
+    }
+    for words, rows in held.items():
+        (tmp_path / "held.csv").write_text("\n".join(rows) + "\n")
+        with pytest.raises(UserError, match=rf"data.validation = '.*held.csv': {words}"):
+            data.build(run_of(parts, data={"validation": str(tmp_path / "held.csv")}), CPU)
+    with pytest.raises(ValueError, match=r"'table' with model.name = 'conv': rows are no images"):
+        run_of(parts, model={"name": "conv"})

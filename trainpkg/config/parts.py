@@ -28,6 +28,8 @@ def disagreements(run: Run) -> Iterator[str]:
             yield f"data.name = {run.data.name!r} cannot feed task = {run.task!r}; it takes {sorted(data)}"
     if run.task_kwargs and run.task == "language":
         yield f"task_kwargs = {run.task_kwargs}: task = 'language' takes none"
+    if run.data.name == "table" and isinstance(run.model, ConvModel | ViTModel):
+        yield f"data.name = 'table' with model.name = {run.model.name!r}: rows are no images; name a model of your own"
     yield from _model(run)
     yield from _tokens(run)
 

@@ -13,18 +13,18 @@ from torch import Tensor
 from trainpkg import named
 from trainpkg.config import HuggingFaceData, Run
 from trainpkg.data import AbsentError, Splits, digest_of, require
-from trainpkg.data.samples import MapStyle, held_out_by_number
+from trainpkg.data.samples import MapStyle, held_out_by_number, require_known
 from trainpkg.errors import UserError
 from trainpkg.mistakes import nearest
 
 
 class Table:
-    """(input, target) of rows; `numbers`: which of them, in this order."""
+    """(input, target) of rows; `numbers`: which of them, in order. `limit`: key and number of tokens, or classes."""
 
     draws = False
 
-    def __init__(self, rows: Any, numbers: Tensor, config: HuggingFaceData) -> None:
-        self._rows, self._numbers, self._config = rows, numbers, config
+    def __init__(self, rows: Any, numbers: Tensor, config: HuggingFaceData, limit: tuple[str, int | None]) -> None:
+        self._rows, self._numbers, self._config, self._limit = rows, numbers, config, limit
         self._transform = None
         if config.transform is not None:
             maker = named.load("data.transform", config.transform)
@@ -35,13 +35,18 @@ class Table:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Any:
-        row = self._rows[int(self._numbers[index])]
+        number = int(self._numbers[index])
+        row = self._rows[number]
         if self._transform is not None:
             return self._transform(row)
         inputs = value(row[self._config.inputs])
+        target = inputs if self._config.target is None else value(row[self._config.target])
+        if target.numel() and target.dtype == torch.int64:
+            for extreme in target.aminmax():
+                require_known(f"{self._config.path}: row {number}", int(extreme), *self._limit)
         if self._config.target is None:
             return inputs[:-1].contiguous(), inputs[1:].contiguous()
-        return inputs, value(row[self._config.target])
+        return inputs, target
 
 
 def value(cell: Any) -> Tensor:
@@ -87,12 +92,18 @@ def load(run: Run, device: torch.device) -> Splits:
     first = train[0].get(config.inputs)
     tokens = len(first) - (config.target is None) if run.task == "language" and first is not None else None
     feature = train.features.get(config.target) if config.target else None
+    classes = getattr(feature, "num_classes", None) or getattr(run.model, "classes", None)
+    limit = (
+        ("model.vocabulary", getattr(run.model, "vocabulary", None))
+        if config.target is None
+        else ("the number of classes", classes if run.task == "images" else None)
+    )
     return Splits(
-        MapStyle(Table(train, numbers[0], config), tokens),
-        MapStyle(Table(held_out, numbers[1], config), tokens),
+        MapStyle(Table(train, numbers[0], config, limit), tokens),
+        MapStyle(Table(held_out, numbers[1], config, limit), tokens),
         digest_of(str(train._fingerprint), str(held_out._fingerprint), *numbers),
         {},
-        num_classes=getattr(feature, "num_classes", None) or getattr(run.model, "classes", None),
+        num_classes=classes,
         unit="token",
     )
 

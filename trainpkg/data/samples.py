@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from trainpkg.data import Batch
+from trainpkg.errors import UserError
 from trainpkg.runtime.seeding import host_generators_kept, mix, seed_host
 
 
@@ -50,3 +51,9 @@ def held_out_by_number(num_samples: int, fraction: float) -> tuple[Tensor, Tenso
     order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(mix("held out")))
     count = min(max(round(fraction * num_samples), 1), max(num_samples - 1, 0))
     return order[count:].sort().values, order[:count].sort().values
+
+
+def require_known(place: str, number: int, key: str, count: int | None) -> None:
+    """UserError for a class or token that the model does not have: a GPU would end the job, and name neither."""
+    if count is not None and not 0 <= number < count:
+        raise UserError(f"{place} holds {number}, but {key} = {count}: there are 0 to {count - 1}")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+KINDS = "biuf"  # of numpy's types: numbers
+
+
 class Rows:
     """Inputs and targets by row."""
 
@@ -43,15 +46,24 @@ def load(run: Run, device: torch.device) -> Splits:
     config = run.data
     assert isinstance(config, TableData)
     table = read("data.path", config.path)
+    chosen = columns(table, config)
+    require_cells("data.path", config.path, table, [*chosen, config.target])
     if config.validation is not None:
         held = read("data.validation", config.validation)
+        require_cells("data.validation", config.validation, held, [*chosen, config.target])
+        odd = [name for name in chosen if held[name].dtype.kind not in KINDS]
+        if odd:
+            raise UserError(
+                f"data.validation = {config.validation!r}: {odd} hold numbers in data.path, and others here"
+            )
         train_rows, held_rows = torch.arange(len(table)), torch.arange(len(table), len(table) + len(held))
         table = pd.concat([table, held], ignore_index=True)
     else:
         train_rows, held_rows = held_out_by_number(len(table), config.validation_fraction)
     if not len(train_rows) or not len(held_rows):
         raise UserError(f"data.path = {config.path!r}: {len(table)} rows are too few to hold any out")
-    inputs, (targets, num_classes) = numbers(table, config), targets_of(table, config)
+    inputs = torch.from_numpy(table[chosen].to_numpy(np.float64, copy=True))
+    targets, num_classes = targets_of(table, config)
     digest = digest_of(inputs, targets, train_rows)
     if config.standardise:
         mean, deviation = inputs[train_rows].mean(0), inputs[train_rows].std(0, unbiased=False)
@@ -79,23 +91,31 @@ def read(key: str, pattern: str) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def numbers(table: pd.DataFrame, config: TableData) -> Tensor:
-    """The inputs, float64."""
+def columns(table: pd.DataFrame, config: TableData) -> list[str]:
+    """The names of the inputs, as the training rows have them."""
     names = [str(name) for name in table.columns]
     for key, wanted in (("data.target", (config.target,)), ("data.inputs", config.inputs)):
         for name in wanted:
             if name not in names:
                 raise UserError(f"{key}: there is no column {name!r} in {config.path}{nearest(name, names, 'column')}")
     chosen = list(config.inputs) or [
-        name for name in names if name != config.target and table[name].dtype.kind in "biuf"
+        name for name in names if name != config.target and table[name].dtype.kind in KINDS
     ]
-    odd = [name for name in chosen if table[name].dtype.kind not in "biuf"]
+    odd = [name for name in chosen if table[name].dtype.kind not in KINDS]
     if odd or not chosen:
         raise UserError(f"data.inputs: {odd or 'no column'} of {config.path} is made of numbers; have {names}")
-    empty = [name for name in [*chosen, config.target] if table[name].isna().any()]
+    return chosen
+
+
+def require_cells(key: str, pattern: str, table: pd.DataFrame, wanted: list[str]) -> None:
+    """UserError for columns that are not there, or not full."""
+    missing = [name for name in wanted if name not in table.columns]
+    if missing:
+        near = nearest(missing[0], map(str, table.columns), "column")
+        raise UserError(f"{key} = {pattern!r}: there is no column {missing[0]!r}, which data.path has{near}")
+    empty = [name for name in wanted if table[name].isna().any()]
     if empty:
-        raise UserError(f"data.path: {config.path} has empty cells in {empty}; fill them or leave the rows out")
-    return torch.from_numpy(table[chosen].to_numpy(np.float64, copy=True))
+        raise UserError(f"{key} = {pattern!r}: there are empty cells in {empty}; fill them or leave the rows out")
 
 
 def targets_of(table: pd.DataFrame, config: TableData) -> tuple[Tensor, int | None]:

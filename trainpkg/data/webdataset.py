@@ -24,7 +24,7 @@ from torch import Tensor
 from trainpkg.config import Run, WebDatasetData
 from trainpkg.data import AbsentError, Splits, digest_of
 from trainpkg.data.pictures import SUFFIXES, Pictures
-from trainpkg.data.samples import MapStyle, held_out_by_name
+from trainpkg.data.samples import MapStyle, held_out_by_name, require_known
 from trainpkg.errors import UserError
 
 Part = tuple[int, int]  # first byte, number of bytes
@@ -43,9 +43,16 @@ class Entry:
 class Shards:
     """(input, target) of each entry."""
 
-    def __init__(self, config: WebDatasetData, entries: list[Entry], pictures: Pictures | None, training: bool) -> None:
+    def __init__(
+        self,
+        config: WebDatasetData,
+        entries: list[Entry],
+        pictures: Pictures | None,
+        training: bool,
+        classes: int | None = None,
+    ) -> None:
         self._inputs, self._target = config.inputs.split(";"), config.target
-        self._entries, self._pictures, self._training = entries, pictures, training
+        self._entries, self._pictures, self._training, self._classes = entries, pictures, training, classes
         self._open: dict[str, int] = {}  # descriptors, read at given places: workers may share them
         self.draws = training and pictures is not None and pictures.alters
 
@@ -55,7 +62,10 @@ class Shards:
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         entry = self._entries[index]
         extension = next(one for one in self._inputs if one in entry.parts)
-        return self._decoded(entry, extension), self._decoded(entry, self._target)
+        target = self._decoded(entry, self._target)
+        if isinstance(target, int):
+            require_known(f"{entry.shard}: {entry.key}.{self._target}", target, "model.classes", self._classes)
+        return self._decoded(entry, extension), target
 
     def _decoded(self, entry: Entry, extension: str) -> Any:
         first, count = entry.parts[extension]
@@ -106,12 +116,13 @@ def load(run: Run, device: torch.device) -> Splits:
         )
     uses = {extension.rpartition(".")[2].lower() for entry in (train[0], held_out[0]) for extension in entry.parts}
     pictures = Pictures(config) if uses & set(IMAGES) else None
+    classes = getattr(run.model, "classes", None)
     return Splits(
-        MapStyle(Shards(config, train, pictures, training=True)),
-        MapStyle(Shards(config, held_out, pictures, training=False)),
+        MapStyle(Shards(config, train, pictures, True, classes)),
+        MapStyle(Shards(config, held_out, pictures, False, classes)),
         digest_of(*(f"{entry.key} {sorted(entry.parts.items())}" for entry in (*train, *held_out))),
         {},
-        num_classes=getattr(run.model, "classes", None),
+        num_classes=classes,
     )
 
 
