@@ -46,3 +46,6 @@ def test_a_script_runs_as_its_recipe_says(tmp_path: Path, recipe: str) -> None:
     assert records.column("step")[-1] == steps, "each rank has half of the data"
     assert records.column("loss")[-1] < records.column("loss")[0] / 2
     assert records.num_bad == 0
+    if recipe == "script_hf_trainer":  # it says its last evaluation and its totals at the same step
+        assert {"loss", "train_runtime"} <= records.evals[-1].metrics.keys()
+        assert records.evals[-1].step == steps

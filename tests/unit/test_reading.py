@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -311,6 +312,23 @@ def test_many_files_at_once_give_what_each_gives_alone() -> None:
 def test_good_files_go_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "parse", lambda content: pytest.fail("line by line"))
     bulk.parse_all([lines([record(10, 1.0), record(20, 2.0), evaluation(20, loss=1.0)])] * 3)
+
+
+def test_what_one_writer_says_of_a_step_in_several_lines_is_one_record() -> None:
+    def train(step: int, **said: Any) -> dict[str, Any]:
+        return {"kind": "train", "attempt": 1, "generation": 0, "step": step, **said}
+
+    content = lines([
+        train(5, loss=1.0, lr=0.3), evaluation(5, loss=0.5, accuracy=0.9), train(5, lr=0.1, time_s=2.0),
+        evaluation(5, train_runtime=7.0, accuracy=0.8), train(6, loss=math.nan), train(6, lr=0.2),
+        train(7, loss=math.nan), train(7, loss=3.0), evaluation(5, attempt=0, loss=9.0), train(5, attempt=0, lr=9.0),
+    ])  # fmt: skip
+    [found] = bulk.parse_all([content])
+    assert same(found, records.parse(content))
+    assert found.column("loss")[0] == 1.0 and found.column("loss")[2] == 3.0
+    assert found.column("lr")[:2].tolist() == [0.1, 0.2] and found.column("time_s")[0] == 2.0
+    assert [one.metrics for one in found.evals] == [{"accuracy": 0.8, "loss": 0.5, "train_runtime": 7.0}]
+    assert (found.num_nonfinite, found.num_overwritten) == (1, 2)
 
 
 # --- configs ---

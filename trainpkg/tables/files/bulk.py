@@ -121,11 +121,11 @@ def _metrics(contents: Sequence[bytes], lines: _Lines) -> Iterator[Metrics | Non
     for file, index in enumerate(lines.indices):
         own = places[eval_edges[file] : eval_edges[file + 1]] - lines.edges[file]
         evals = None if is_odd[file] else _evals(contents[index], own.tolist())
-        if evals is None:
-            yield None
-            continue
         written = train[:, edges[file] : edges[file + 1]].T
         its = _newest(written) if is_twisted[file] else written
+        if evals is None or its is None:
+            yield None
+            continue
         yield Metrics(
             train=its,
             evals=tuple(evals[step] for step in sorted(evals)),
@@ -147,21 +147,24 @@ def _odd(lines: _Lines) -> NDArray[np.bool_]:
 
 
 def _evals(content: bytes, places: list[int]) -> dict[int, EvalRecord] | None:
-    """The evaluations in these lines by step; None where one is odd."""
+    """The evaluations in these lines by step; None where one is odd, or is said in several lines."""
     evals: dict[int, EvalRecord] = {}
     lines = content.split(b"\n") if places else []
     for place in places:
         record, damaged = read_line(lines[place])
         if record is None or damaged:
             return None
-        keep_eval(evals, record)
+        if keep_eval(evals, record):
+            return None
     return evals
 
 
-def _newest(train: NDArray[np.float64]) -> NDArray[np.float64]:
-    """By step, of each the line of the last (attempt, generation), and of its lines the last."""
-    step = train[:, COLUMN["step"]]
-    order = np.lexsort((train[:, COLUMN["generation"]], train[:, COLUMN["attempt"]], step))  # stable
-    is_last = np.append(np.diff(step[order]) > 0, True)
-    newest: NDArray[np.float64] = train[order[is_last]]
+def _newest(train: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """By step, of each the line of the last (attempt, generation); None where that one said it in several lines."""
+    keys = train[:, [COLUMN[name] for name in ("step", "attempt", "generation")]]
+    order = np.lexsort(keys.T[::-1])
+    differs = np.diff(keys[order], axis=0) != 0
+    if not differs.any(axis=1).all():
+        return None
+    newest: NDArray[np.float64] = train[order[np.append(differs[:, 0], True)]]
     return newest

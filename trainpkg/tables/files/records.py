@@ -46,7 +46,7 @@ class Metrics:
     num_bad: int = 0
     num_nonfinite: int = 0
     num_overwritten: int = 0
-    """Records that a later attempt or generation wrote anew."""
+    """Records that a later attempt or generation wrote anew. Those of one writer and step make one record together."""
     notes: tuple[str, ...] = ()
 
     def column(self, name: str) -> NDArray[np.float64]:
@@ -63,14 +63,17 @@ class Metrics:
 
 
 def parse(data: bytes) -> Metrics:
-    """The records in the bytes of a metrics.jsonl; the last (attempt, generation) wins per kind and step."""
+    """The records in the bytes of a metrics.jsonl; the last (attempt, generation) wins per kind and step.
+
+    What one of them says of a step in several lines is one record: of each field the last line that has it.
+    """
     if not data:
         return Metrics(notes=("metrics.jsonl is empty",))
     train: dict[int, list[Any]] = {}
     evals: dict[int, EvalRecord] = {}
     nonfinite: set[int] = set()
     bad_lines: list[int] = []
-    num_good = 0
+    num_good = num_joined = 0
     lines = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -81,17 +84,15 @@ def parse(data: bytes) -> Metrics:
         if record is None:
             continue
         num_good += 1
-        if record["kind"] == "eval":
-            keep_eval(evals, record)
-        else:
-            _keep_train(train, nonfinite, record)
+        is_eval = record["kind"] == "eval"
+        num_joined += keep_eval(evals, record) if is_eval else _keep_train(train, nonfinite, record)
     array = np.array([train[step] for step in sorted(train)], dtype=np.float64).reshape(-1, len(TRAIN_FIELDS))
     return Metrics(
         train=array,
         evals=tuple(evals[step] for step in sorted(evals)),
         num_bad=len(bad_lines),
         num_nonfinite=len(nonfinite),
-        num_overwritten=num_good - len(train) - len(evals),
+        num_overwritten=num_good - num_joined - len(train) - len(evals),
         notes=notes_on(bad_lines, len(lines), nonfinite, array),
     )
 
@@ -136,34 +137,46 @@ def _are_numbers(metrics: Any) -> bool:
     return all(type(value) is not int or abs(value) <= LARGEST_INT for value in metrics.values())
 
 
-def _keep_train(kept: dict[int, list[Any]], nonfinite: set[int], record: dict[str, Any]) -> None:
-    step = record["step"]
+def _keep_train(kept: dict[int, list[Any]], nonfinite: set[int], record: dict[str, Any]) -> bool:
+    """As `keep_eval`, for a training record."""
+    step, writer = record["step"], (record["attempt"], record["generation"])
     before = kept.get(step)
-    if before is not None and (before[0], before[1]) > (record["attempt"], record["generation"]):
-        return
-    kept[step] = [record.get(name) for name in TRAIN_FIELDS]
+    if before is not None and (before[0], before[1]) > writer:
+        return False
+    said = before if before is not None and (before[0], before[1]) == writer else None
+    kept[step] = [record.get(name, said and said[place]) for place, name in enumerate(TRAIN_FIELDS)]
     loss = record.get("loss")
     # A strict JSON writer turns NaN into null; a record without the key says nothing about the loss.
     if "loss" in record and (loss is None or not math.isfinite(loss)):
         nonfinite.add(step)
-    else:
+    elif "loss" in record or said is None:
         nonfinite.discard(step)
+    return said is not None
 
 
-def keep_eval(kept: dict[int, EvalRecord], record: dict[str, Any]) -> None:
-    """Put an evaluation into `kept` by its step, unless a later attempt or generation stands there."""
-    step = record["step"]
+def keep_eval(kept: dict[int, EvalRecord], record: dict[str, Any]) -> bool:
+    """Put an evaluation into `kept` by its step, unless a later attempt or generation stands there.
+
+    Returns whether the same one's stood there: then both are one record.
+    """
+    step, writer = record["step"], (record["attempt"], record["generation"])
     before = kept.get(step)
-    if before is not None and (before.attempt, before.generation) > (record["attempt"], record["generation"]):
-        return
+    if before is not None and (before.attempt, before.generation) > writer:
+        return False
+    said = before if before is not None and (before.attempt, before.generation) == writer else None
+    metrics = {clean(name): number(value) for name, value in record["metrics"].items()}
+    if said is not None:
+        metrics = {**said.metrics, **metrics}
+        record = {"samples": said.samples, "time_s": said.time_s, **record}
     kept[step] = EvalRecord(
         attempt=int(record["attempt"]),
         generation=int(record["generation"]),
         step=step,
         samples=number(record.get("samples")),
         time_s=number(record.get("time_s")),
-        metrics={clean(name): number(value) for name, value in sorted(record["metrics"].items())},
+        metrics=dict(sorted(metrics.items())),
     )
+    return said is not None
 
 
 def clean(text: str) -> str:
