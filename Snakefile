@@ -22,24 +22,19 @@ include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/summarise.smk"
 
 
-localrules:
-    all,
-    smoke_test,
-    summarise,
-
-
 # The runs' results stand here too: the hooks below write the tables also when runs are missing, and a missing input of a
 # rule whose outputs are there is nothing that Snakemake would make.
 rule all:
-    default_target: True
     input:
         all_results,
         rules.summarise.output,
+    localrule: True
 
 
 rule smoke_test:
     input:
         all_smoke_results,
+    localrule: True
 
 
 # A rule that needs every evaluation never runs when one run failed; the tables are wanted all the same.

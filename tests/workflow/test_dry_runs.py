@@ -40,14 +40,15 @@ def test_by_the_catalogue_s_door(snakemake: Snakemake) -> None:
     assert jobs(snakemake("-n", "-s", "workflow/Snakefile").stdout) == DEMO
 
 
-def test_as_a_module_with_a_prefix_and_a_config_of_its_own(snakemake: Snakemake, checkout: Path) -> None:
+@pytest.mark.parametrize("door", ["Snakefile", "workflow/Snakefile"])
+def test_as_a_module_with_a_prefix_and_a_config_of_its_own(snakemake: Snakemake, checkout: Path, door: str) -> None:
     other = checkout / "other"
     other.mkdir()
     (other / "my.yaml").write_text(f"training: {{results_dir: out, sheet: {checkout}/config/runs.tsv, "
                                    f"recipes: {checkout}/config/recipes}}\n")  # fmt: skip
     [shown] = [block.text for block in blocks(ROOT / "README.md") if block.language == "snakemake"]
     for theirs, ours in (
-        ("path/to/this", str(checkout)),
+        ("path/to/this/Snakefile", f"{checkout}/{door}"),
         ('prefix: "training"', 'prefix: "deep"'),
         (" training_", " mine_"),
     ):

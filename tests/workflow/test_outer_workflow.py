@@ -14,6 +14,11 @@ OUTER = """\
 configfile: "outer.yaml"
 
 
+rule all:
+    input:
+        "analysis.csv",
+
+
 module training:
     snakefile: "CHECKOUT/Snakefile"
     config: config["training"]
@@ -21,6 +26,13 @@ module training:
 
 
 use rule * from training as training_*
+
+
+rule summarise:
+    output:
+        "summary.txt",
+    shell:
+        "touch {output}"
 
 
 rule prepare:
@@ -33,7 +45,6 @@ rule prepare:
 
 
 rule analyse:
-    default_target: True
     input:
         rules.training_summarise.output.runs_csv,
     output:
@@ -73,8 +84,10 @@ def test_preprocessing_feeds_training_and_analysis_reads_the_tables(snakemake: S
     results = outer / "training/out"
     (results / "smoke").mkdir(parents=True)
     (results / "smoke/1xall-cpu-own-spawn.json").write_text("{}")  # other tests run real ones
-    planned = {"prepare": 1, "training_train": 1, "training_summarise": 1, "analyse": 1, "total": 4}
-    assert jobs(snakemake("-n", "--cores", "2", cwd=outer).stdout) == planned
+    planned = {"prepare": 1, "training_train": 1, "training_summarise": 1, "analyse": 1, "all": 1, "total": 5}
+    dry = snakemake("-n", "--cores", "2", cwd=outer)
+    assert jobs(dry.stdout) == planned
+    assert "localrules directive" not in dry.stderr
     snakemake("--cores", "2", cwd=outer, timeout=180)
     assert (results / "runs/first/fit.txt").read_text() == "[1.0, 2.0, 3.0]"
     assert analysed(outer) == ("finished", 3, 6, 1)

@@ -25,6 +25,7 @@ rule summarise:
         steps=f"{RESULTS}/tables/steps.parquet",
     log:
         "logs/summarise.log",
+    localrule: True
     conda:
         "../envs/trainpkg.yaml"
     resources:
