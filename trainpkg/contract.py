@@ -13,11 +13,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainpkg.config import Run
 from trainpkg.config.names import is_own
 from trainpkg.errors import UserError
+from trainpkg.launch.head.own import absent_script
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +34,13 @@ BEGINS_WITH = "contract: "  # of the line with the result, after whatever the us
 
 
 def require(runs: Iterable[Run]) -> None:
-    """UserError with all that runs with parts of the user's own do not keep; others cost nothing.
+    """UserError with all that runs with programs or parts of the user's own do not keep; others cost nothing.
 
     Runs of another Python, container or environment are left to their smoke test.
     """
+    runs = list(runs)
+    if absent := [f"run {run.run!r}: {why}" for run in runs if (why := absent_script(run)) and not _is_input(run)]:
+        raise UserError("\n  ".join(absent))
     chosen: dict[str, Run] = {}
     for run in runs:
         if has_own(run) and not (run.launch.python or run.launch.wrapper or run.launch.prologue):
@@ -57,6 +62,11 @@ def require(runs: Iterable[Run]) -> None:
     problems = json.loads(lines[-1].removeprefix(BEGINS_WITH))
     if problems:
         raise UserError("\n  ".join(problems if len(problems) == 1 else [f"{len(problems)} errors:", *problems]))
+
+
+def _is_input(run: Run) -> bool:
+    """Whether another workflow's rules may make the script."""
+    return run.entry is not None and Path(run.entry.script or "") in map(Path, run.inputs)
 
 
 def has_own(run: Run) -> bool:

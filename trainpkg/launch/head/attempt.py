@@ -110,10 +110,18 @@ def check_trained(folder: Folder, run: Run) -> None:
 
 
 def rewrite_if_finished(folder: Folder, run: Run) -> bool:
-    """Give a finished training its output again (Snakemake deleted it to run the rule anew), without training."""
+    """Give a finished training its output again (Snakemake deleted it to run the rule anew), without training.
+
+    UserError where something is gone that a program of the user's own had left behind.
+    """
     kept = folder.home / FINISHED
     if folder.stage != "train" or history.read_json(kept).get("fingerprint") != run.fingerprint():
         return False
+    if absent := own.absent_outputs(own.files(run, folder.run_dir).get("outputs", [])):
+        raise UserError(
+            f"run {run.run!r} is finished, but {absent[0]} of its entry.outputs is not there any more: put it back, or "
+            f"delete {kept} to have it made again"
+        )
     publish(kept, folder.out)
     return True
 

@@ -33,8 +33,14 @@ def stamps(run: Run) -> Stamps:
 
 
 def have_changed(run_dir: Path, run: Run) -> bool:
-    """Whether the run that lies there began with other inputs."""
-    return history.read_json(run_dir / FILE) != stamps(run)
+    """Whether the run that lies there is known to have begun with other inputs."""
+    known = history.read_json(run_dir / FILE)
+    return bool(known) and _in_seconds(known) != _in_seconds(stamps(run))
+
+
+def _in_seconds(found: Stamps) -> Stamps:
+    """As some file systems keep times, and copies of them."""
+    return {path: [size, changed_ns // 10**9] for path, (size, changed_ns) in found.items()}
 
 
 def keep(run_dir: Path, found: Stamps) -> None:

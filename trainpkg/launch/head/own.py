@@ -16,6 +16,7 @@ import yaml
 from trainpkg import template
 from trainpkg.config import Run
 from trainpkg.errors import UserError
+from trainpkg.launch.head import history
 from trainpkg.launch.head.outcome import Outcome
 from trainpkg.launch.spec import Spec
 
@@ -31,10 +32,10 @@ def fields_of_spec(run: Run, stage: str, run_dir: Path) -> dict[str, Any]:
         )
     if stage != "train":
         return found | ({"backend": "spawn", "command": None} if launch.foreign else {})
-    return found | {"script": script_words(run), **_files(run, run_dir)}
+    return found | {"script": script_words(run), **files(run, run_dir)}
 
 
-def _files(run: Run, run_dir: Path) -> dict[str, Any]:
+def files(run: Run, run_dir: Path) -> dict[str, Any]:
     """What it writes, as absolute paths."""
     if run.entry is None:
         return {}
@@ -52,10 +53,17 @@ def script_words(run: Run) -> list[str]:
         return []
     if run.entry.script is None:
         return ["-m", _literal(str(run.entry.module)), *run.entry.args]
-    path = Path(run.entry.script)
-    if not path.is_file():
-        raise UserError(f"entry.script = {run.entry.script!r}: there is no such file (looked for from {Path.cwd()})")
-    return [_literal(str(path)), *run.entry.args]
+    if absent := absent_script(run):
+        raise UserError(absent)
+    return [_literal(str(Path(run.entry.script))), *run.entry.args]
+
+
+def absent_script(run: Run) -> str:
+    """What to say where the file that ranks run is not there; empty where it is, or where there is none."""
+    script = None if run.entry is None or run.launch.foreign else run.entry.script
+    if script is None or Path(script).is_file():
+        return ""
+    return f"entry.script = {script!r}: there is no such file (looked for from {Path.cwd()})"
 
 
 def _literal(text: str) -> str:
@@ -64,19 +72,27 @@ def _literal(text: str) -> str:
 
 def conclude(spec: Spec, outcome: Outcome, began: float) -> None:
     """The result of a program that has ended well; one that has not left behind what it should has failed."""
-    absent = [path for path in map(Path, spec.outputs) if not _is_there(path)]
-    if absent:
-        outcome.verdict, outcome.status = "failed", 1
-        more = f", nor are {len(absent) - 1} more" if len(absent) > 1 else ""
-        outcome.sentence = (
-            f"the program has ended with status 0, but {absent[0]} is not there{more}: entry.outputs says that it "
-            "leaves that behind"
-        )
-    else:
+    absent = absent_outputs(spec.outputs)
+    launches = Path(spec.launch_dir).parent
+    first = history.read_attempt(launches, history.attempts(launches)[0]).get("start", 0.0)
+    older = [path for path in map(Path, spec.outputs) if not absent and path.is_file() and path.stat().st_ctime < first]
+    if not absent and not older:
         write_result(spec, outcome, began)
+        return
+    outcome.verdict, outcome.status = "failed", 1
+    what = f"{absent[0]} is not there" if absent else f"{older[0]} is older than the run, so another one's"
+    more = len(absent or older) - 1
+    what += f" (as with {more} more)" if more else ""
+    outcome.sentence = (
+        f"the program has ended with status 0, but {what}: entry.outputs says that it leaves that behind"
+    )
 
 
-def _is_there(path: Path) -> bool:
+def absent_outputs(outputs: list[str]) -> list[Path]:
+    return [path for path in map(Path, outputs) if not is_there(path)]
+
+
+def is_there(path: Path) -> bool:
     """Whether a file of another node is there: reading the folder refreshes what a network file system remembers."""
     with contextlib.suppress(OSError):
         list(path.parent.iterdir())
