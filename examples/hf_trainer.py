@@ -38,7 +38,8 @@ def main():
     config = GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     arguments = TrainingArguments(
         output_dir=str(args.out / "trainer"), max_steps=args.steps, per_device_train_batch_size=8, learning_rate=1e-2,
-        logging_steps=2, eval_strategy="steps", eval_steps=12, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
+        logging_steps=2, eval_strategy="steps", eval_steps=12, save_strategy="no", report_to=[], disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
     data = Counting()
     trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data, callbacks=[Told()])

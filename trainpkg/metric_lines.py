@@ -17,7 +17,9 @@ TRAIN_FIELDS = (
     "attempt", "generation", "step", "samples", "tokens", "time_s", "loss", "lr", "grad_norm", "samples_per_second",
     "tokens_per_second", "step_time_s", "data_time_s", "memory_mb", "epoch", "skipped_steps", "loss_scale",
 )  # fmt: skip
-# what other trainers call them
+# Records become float64, which holds whole numbers exactly up to here.
+LARGEST_INT = 2**53
+# what other trainers call them; where a line has both, theirs says more: a `step` may be that of an epoch
 OTHER_NAMES = {"global_step": "step", "learning_rate": "lr", "num_input_tokens_seen": "tokens"}
 HOW_FAR = ("step", "samples", "tokens", "time_s", "epoch")  # true of any record: by themselves they make none
 OF_THE_WRITER = ("attempt", "generation")
@@ -54,12 +56,14 @@ class Lines:
 
         `at_once`: it was said at `now_unix_s`, else some time before, and then speeds do not follow from it.
         A training record where a field of one is said (`loss`, `lr`, ...), and an evaluation for all other numbers,
-        whose names lose an `eval_` in front. Text, lists and the like say nothing to tables and are left out. A record
-        that is one of metrics.jsonl already (`kind`) keeps its form.
+        whose names lose an `eval_` in front where that makes no two alike. A `time_s` that is said counts. Text, lists
+        and the like say nothing to tables and are left out. A record that is one of metrics.jsonl already (`kind`)
+        keeps its form.
         """
-        values = {OTHER_NAMES.get(name, name): value for name, value in said.items()}
+        values = {name: value for name, value in said.items() if name not in OTHER_NAMES}
+        values |= {ours: said[theirs] for theirs, ours in OTHER_NAMES.items() if theirs in said}
         step = _number(values.get("step"))
-        if step is None or step < 0 or step != int(step):
+        if step is None or not 0 <= step <= LARGEST_INT or step != int(step):
             return []
         nested = values.get("metrics") if values.get("kind") == "eval" else None
         found = {name: number for name, value in values.items() if (number := _number(value)) is not None}
@@ -69,11 +73,9 @@ class Lines:
         others = (
             nested if isinstance(nested, dict) else {name: found[name] for name in found if name not in TRAIN_FIELDS}
         )
-        metrics = {
-            name.removeprefix(EVALUATION): number
-            for name, value in others.items()
-            if (number := _number(value)) is not None
-        }
+        numbers = {name: number for name, value in others.items() if (number := _number(value)) is not None}
+        short = {name: name.removeprefix(EVALUATION) for name in numbers}
+        metrics = {name if short[name] in numbers else short[name]: number for name, number in numbers.items()}
         how_far = {name: train[name] for name in HOW_FAR if name in train}
         lines = []
         if train.keys() - how_far and nested is None:
@@ -91,7 +93,8 @@ class Lines:
 
     def _with_speed(self, train: dict[str, Any]) -> dict[str, Any]:
         """With the speed since the record before, where it follows from what both say and nobody said it."""
-        before, self._last = self._last, {name: train[name] for name in HOW_FAR if name in train}
+        before, now = self._last, {name: train[name] for name in HOW_FAR if name in train}
+        self._last = now | before if before.get("step") == train["step"] else now
         seconds = train["time_s"] - before.get("time_s", train["time_s"])
         steps = train["step"] - before.get("step", train["step"])
         if not (seconds > 0 and steps > 0):
@@ -116,13 +119,12 @@ def append(path: Path, lines: list[str]) -> None:
 
 
 def _number(value: Any) -> int | float | None:
-    """A number, also of numpy and torch; None for all else."""
-    if isinstance(value, bool):
+    """A number, also of numpy and torch; None for all else, and for a whole one that tables could not hold."""
+    if not isinstance(value, int | float):
+        try:
+            value = value.item()  # of one element; ValueError or RuntimeError where there are more
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if isinstance(value, int | float):
-        return value
-    try:
-        item = value.item()  # of one element; ValueError or RuntimeError where there are more
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None
-    return item if isinstance(item, int | float) and not isinstance(item, bool) else None
+    return None if isinstance(value, int) and abs(value) > LARGEST_INT else value

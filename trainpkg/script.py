@@ -62,4 +62,4 @@ class Writer:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._reporter.step(step, None)
         if self._path is not None:
-            append(self._path, self._lines.of({**metrics, "step": step}, time.time()))
+            append(self._path, self._lines.of({**metrics, "global_step": step}, time.time()))

@@ -121,7 +121,7 @@ class Conductor:
         now = time.monotonic()
         watch = Watch(self.spec.timeouts.heartbeat_s, now, dict.fromkeys(self.coordinator.members, now))
         current = Generation(self.spec, plan, number, watch, self.origin, self.node_end)
-        self.collected = Collected(self.spec, number)
+        self.collected = Collected(self.spec, number, self.screen.say)
         self.coordinator.tell_all({"type": "prepare", "generation": number})
         await self._until_over(current)
         if current.failed_s is not None and not self.interrupted and not current.named:

@@ -15,10 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
-from trainpkg.metric_lines import TRAIN_FIELDS
+from trainpkg.metric_lines import LARGEST_INT, TRAIN_FIELDS
 from trainpkg.tables.files.records import (
     COLUMN,
-    LARGEST_INT,
     EvalRecord,
     Metrics,
     keep_eval,

@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpkg.metric_lines import TRAIN_FIELDS
+from trainpkg.metric_lines import LARGEST_INT, TRAIN_FIELDS
 
 COLUMN = {name: index for index, name in enumerate(TRAIN_FIELDS)}
-# Records become float64, which holds whole numbers exactly up to here.
-LARGEST_INT = 2**53
 NUMERIC = frozenset({int, float, type(None)})
 
 
