@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainpkg.__main__ import main
 from trainpkg.config import Run
 from trainpkg.errors import UserError
 from trainpkg.guest.command import require_own, surroundings
@@ -93,6 +96,18 @@ def test_what_a_rank_needs_before_torch(monkeypatch: pytest.MonkeyPatch) -> None
     assert bound["OMP_NUM_THREADS"] == "3"
     given = surroundings(a_run(env={"A": "1"}, env_prepend={"PATH": "/x"}), me, None, {"PATH": "/bin"})
     assert (given["A"], given["PATH"]) == ("1", "/x:/bin")
+
+
+def test_a_program_of_ones_own_has_no_rank_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.yaml").write_text("entry: {module: mine}\n")
+    (tmp_path / "runs.tsv").write_text("run\trecipe\na\tr\n")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    config = json.dumps({"sheet": f"{tmp_path}/runs.tsv", "recipes": str(tmp_path)})
+    assert main(["train", "--config-json", config, "--run", "a"]) == 2
+    assert "start the run with `trainpkg launch train`" in capsys.readouterr().err
 
 
 @pytest.mark.failure("F007")

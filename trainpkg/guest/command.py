@@ -41,6 +41,11 @@ def main(args: argparse.Namespace) -> int:
 
     loaded = sheet.load(sheet.config_of(args), lazily=True)
     run = loaded.run(args.run)
+    if run.own_program:
+        raise UserError(
+            f"run {args.run!r} trains a program of your own (entry or launch.command), of which `train` is no rank: "
+            "let your launcher start that program itself, or start the run with `trainpkg launch train`"
+        )
     if where is not None and identity.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         require_own(where[0], os.environ)
     os.environ.update(surroundings(run, identity, where, os.environ))
