@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,18 @@ def test_runs_that_share_a_job_are_found_by_it(tree: Tree) -> None:
     assert {run: one.state for run, one in seen([job]).items() if one.job == "50"} == dict.fromkeys(
         ("nothing", "other"), "queued"
     )
+
+
+def test_a_module_s_jobs_and_results_are_found(tree: Tree) -> None:
+    Path("config/recipes/r.yaml").write_text(RECIPE + "slurm: {runs_per_job: 3}\n")
+    Path("results").rename("deep")
+    loaded = sheet.load({})
+    jobs = [QueuedJob("50", "PENDING", "Priority", "", "", "rule_train-0-2_training_train"),
+            QueuedJob("51", "PENDING", "Priority", "", "", "rule_my_own_train_wildcards_starts")]  # fmt: skip
+    found = {one.run: one for one in Observer(loaded, Path("deep")).look(jobs, NOW_S)}
+    assert (found["trains"].state, found["nothing"].job, found["starts"].job) == ("running", "50", "51")
+    for comment in ("rule_train_wildcards_my_train", "rule_train-0-2_train"):
+        assert re.sub(look.OF_A_MODULE, r"rule_\1", comment) == comment
 
 
 def test_squeue_s_lines() -> None:

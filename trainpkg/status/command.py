@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -29,6 +30,7 @@ STYLES = {"running": "green", "starting": "green", "queued": "yellow", "stopped"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sheet.add_config_arguments(parser)
+    parser.add_argument("--results", type=Path, help="where the results are, if not in the config's results_dir")
     parser.add_argument("--watch", type=float, nargs="?", const=5.0, metavar="SECONDS", help="again every 5 seconds")
     parser.add_argument("--state", choices=STATES, action="append", help="only runs in this state; may be given again")
     parser.add_argument("--all", action="store_true", help=f"every run, where only the first {ROWS} lines are shown")
@@ -39,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the table; with --watch until Ctrl-C."""
     if args.watch is not None and not args.watch > 0:
         raise UserError(f"--watch {args.watch:g}: seconds above 0")
-    look = watcher(Observer(sheet.load(sheet.config_of(args))))
+    look = watcher(Observer(sheet.load(sheet.config_of(args)), args.results))
     if args.json:
         for standing in chosen(look()[0], args.state):
             print(json.dumps(dataclasses.asdict(standing)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from trainpkg.tables.rows.attempts import cause_of
 from trainpkg.tables.rows.runs import status_of
 
 TAIL_BYTES = 16_384  # some 40 records
+# what a module's rules are called by stands before `train`, and of a shared job behind its name
+OF_A_MODULE = r"^rule_(train-[^_]+_)?+(?!train(?:_wildcards_|$)).+?_(?=train(?:_wildcards_|$))"
 STATES = ("running", "starting", "queued", "stopped", "failed", "absent", "finished")
 
 
@@ -45,16 +48,16 @@ class Standing:
 class Observer:
     """Looks at all runs of a sheet, again and again."""
 
-    def __init__(self, sheet: Sheet) -> None:
+    def __init__(self, sheet: Sheet, results_dir: Path | None = None) -> None:
         self._runs = sheet.runs
-        self._dir = sheet.results_dir / "runs"
+        self._dir = (sheet.results_dir if results_dir is None else results_dir) / "runs"
         self._shared = sheet.shared_jobs()
         self._finished: dict[str, tuple[tuple[int, int], Standing]] = {}
 
     def look(self, jobs: Iterable[QueuedJob] | None, now_s: float) -> list[Standing]:
         """All runs, in the sheet's order; `jobs` None: Slurm does not say."""
         by_id = {job.job: job for job in jobs or ()}
-        by_comment = {job.comment: job for job in jobs or () if job.comment}
+        by_comment = {re.sub(OF_A_MODULE, r"rule_\1", job.comment): job for job in jobs or () if job.comment}
         found = []
         for name in self._runs:
             standing = self._finished_before(name) or self._read(name, now_s)
