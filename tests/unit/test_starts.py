@@ -21,6 +21,7 @@ from trainpkg.launch.head.blame import units
 from trainpkg.launch.head.blame.failure import Record, find_cause
 from trainpkg.launch.head.meeting import settings
 from trainpkg.launch.node.evidence import says_port_taken
+from trainpkg.launch.node.orders import make_orders
 from trainpkg.launch.plan import LaunchPlan, make_plan
 from trainpkg.launch.slurm.grammar import expand_counts
 from trainpkg.launch.spec import Spec
@@ -49,6 +50,19 @@ def refusal(base: str | None = "digits", **sections: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         run(base, **sections)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "hidden"),
+    [
+        ({}, True), ({"backend": "srun"}, False), ({"backend": "mpi", "mpi": "pmix"}, False),
+        ({"backend": "mpi", "mpi": "mpirun"}, True),
+    ],
+)  # fmt: skip
+def test_a_script_is_not_told_of_a_task_that_is_not_its_own(keys: dict[str, Any], hidden: bool) -> None:
+    mine = spec(script=["train.py"], **keys)
+    [order, *_] = make_orders(mine, Path("/r/spec.json"), plan(2), 0, "cpu", {}, None).ranks
+    assert (order.env.get("SLURM_PROCID", "") is None) == hidden
 
 
 # torchrun

@@ -59,7 +59,7 @@ def make_orders(
         of_program = {name: value for name, value in changes.items() if name not in OF_A_RANK}
         if spec.by_program:  # where ranks meet, and which group they are, is what their own launcher said
             changes = {name: value for name, value in changes.items() if name not in OF_THE_MEETING}
-        if spec.script and not spec.ranks_are_tasks:
+        if spec.script and (not spec.ranks_are_tasks or spec.mpi == "mpirun"):  # whose daemon is the task there
             changes |= dict.fromkeys(OF_A_TASK)
         elif spec.script and spec.backend == "srun":  # sbatch says it to the batch script alone, and submitit reads it
             changes["SLURM_JOB_NUM_NODES"] = str(plan.num_nodes)
