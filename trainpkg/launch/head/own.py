@@ -83,9 +83,7 @@ def conclude(spec: Spec, outcome: Outcome, began: float) -> None:
     what = f"{absent[0]} is not there" if absent else f"{older[0]} is older than the run, so another one's"
     more = len(absent or older) - 1
     what += f" (as with {more} more)" if more else ""
-    outcome.sentence = (
-        f"the program has ended with status 0, but {what}: entry.outputs says that it leaves that behind"
-    )
+    outcome.sentence = f"the program has ended with status 0, but {what}: entry.outputs says that it leaves that behind"
 
 
 def absent_outputs(outputs: list[str]) -> list[Path]:
