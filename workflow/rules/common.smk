@@ -83,7 +83,7 @@ def smoke_result(wildcards):
 
 
 def inputs(wildcards):
-    """What a run needs beside us, from whichever rule makes it. A module's prefix is for what is ours: `local` keeps it
+    """What a run needs beside us, from whichever rule makes it. A module's prefix is for what is ours; `local` keeps it
     away from these paths."""
     return [local(path) for path in run_of(wildcards).inputs]
 
