@@ -103,7 +103,6 @@ def test_two_nodes_of_two_ranks_come_to_the_same_weights_however_they_start(tmp_
     backends: dict[str, dict[str, Any]] = {
         "spawn": {},
         "torchrun": {"backend": "torchrun"},
-        "torchrun-static": {"backend": "torchrun-static"},
         "command": {"backend": "command", "command": TORCHRUN},
     }
     found = {}
