@@ -170,7 +170,8 @@ def test_the_arguments_of_corenet_on_each_node() -> None:
     fields = own.fields_of_spec(corenet, "train", Path("/r"))
     for index in range(4):
         assert program_command(spec(**fields), plan(), index) == [
-            "corenet-train", "--common.config-file", "projects/openelm/pretraining_configs/openelm_3B.yaml",
+            "corenet-train", "--common.config-file",
+            "/path/to/corenet/projects/openelm/pretraining_configs/openelm_3B.yaml",
             "--common.results-loc", "/r", "--ddp.rank", str(8 * index), "--ddp.world-size", "32", "--ddp.dist-url", "tcp://10.0.0.1:20000",
             "--ddp.backend", "nccl",
         ]  # fmt: skip
