@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -37,10 +38,11 @@ def load(key: str, name: str) -> Maker:
     found: Any = _module(key, name, module_name)
     for part in path.split("."):
         if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=1)
+            names = {name.casefold(): name for name in dir(found)}
+            near = difflib.get_close_matches(part.casefold(), names, n=1)
             raise UserError(
                 f"{key} = {name!r}: {module_name} ({getattr(sys.modules[module_name], '__file__', None)}) has no "
-                f"{path!r}" + (f"; nearest name: {near[0]!r}" if near else "")
+                f"{path!r}" + (f"; nearest name: {names[near[0]]!r}" if near else "")
             )
         found = getattr(found, part)
     if not callable(found):
@@ -61,11 +63,19 @@ def _module(key: str, name: str, module_name: str) -> ModuleType:
         if module_name == missing or module_name.startswith(f"{missing}."):
             raise UserError(
                 f"{key} = {name!r}: there is no module {missing!r}, neither in {here}, where the run is started, nor "
-                f"among what {sys.executable} has installed"
+                f"among what {sys.executable} has installed{_beside(missing)}"
             ) from error
         raise UserError(f"{key} = {name!r}: {module_name} imports {missing!r}, which is not installed") from error
     except Exception as error:  # whatever the user's module does at its import
         raise UserError(f"{key} = {name!r}: {module_name} cannot be imported: {told(error)}") from error
+
+
+def _beside(missing: str) -> str:
+    """The nearest of the modules in the package that this one should be in."""
+    package, _, word = missing.rpartition(".")
+    folders = getattr(sys.modules.get(package), "__path__", ())
+    near = difflib.get_close_matches(word, [module.name for module in pkgutil.iter_modules(folders)], n=1)
+    return f"; nearest module: {package}.{near[0]}" if near else ""
 
 
 def call(section: str, name: str, maker: Maker, kwargs: Mapping[str, Any]) -> Any:

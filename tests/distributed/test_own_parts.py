@@ -146,7 +146,9 @@ def once(num_samples): return iter([1]), iter([1])
 """
 MISTAKES = {
     "model.name: parts.models:Net": "model.name = 'parts.models:Net': there is no module 'parts.models'",
+    "model.name: parts.modle:Net": "; nearest module: parts.model",
     "model.name: parts.model:Nett": "has no 'Nett'; nearest name: 'Net'",
+    "model.name: parts.model:NETT": "has no 'NETT'; nearest name: 'Net'",
     "model.name: parts.model:torch": "it is no class or function but module",
     "model.kwargs.widht: 3": "model.kwargs = {'widht': 3}: parts.model:Net(width: int = 64, depth: int = 2)",
     "model.name: broken:Frozen": "it has no parameter that could be trained",

@@ -87,6 +87,6 @@ def num_classes(kwargs: Mapping[str, Any], splits: Splits) -> int:
     if unknown or not isinstance(given, int) or given < 2:
         raise UserError(
             f"task_kwargs = {dict(kwargs)}: task = 'images' takes num_classes, a whole number from 2 on; these data "
-            f"say {splits.num_classes}"
+            f"say {splits.num_classes}. Give the training data an attribute `num_classes`, or say it in task_kwargs"
         )
     return given
