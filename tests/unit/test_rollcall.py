@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -126,6 +127,20 @@ def test_strangers_disturb_nobody() -> None:
     assert len(roll_call(make_spec(2), play, said.append)) == 2
     assert time.monotonic() - begin < 3
     assert any("wrong secret" in line for line in said)
+
+
+@pytest.mark.parametrize("line", GARBAGE)
+def test_garbage_is_a_stranger_s(line: bytes) -> None:
+    """Not another exception, which would be taken for a node of ours, or printed as a traceback."""
+
+    async def ask() -> None:
+        reader = asyncio.StreamReader(limit=wire.MAX_LINE)
+        reader.feed_data(line)
+        reader.feed_eof()
+        await wire.admit(reader, Mock(drain=AsyncMock()), SECRET, "tag")
+
+    with pytest.raises(wire.Stranger):
+        asyncio.run(ask())
 
 
 def test_a_node_of_another_attempt_ends_the_roll_call_by_name() -> None:
