@@ -24,6 +24,7 @@ from trainpkg.mistakes import Problems, nearest
 from trainpkg.schema import known_keys
 
 Tree = dict[str, Any]
+ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,7 @@ class Recipe:
 
 
 def _digest(said: object) -> str:
-    text = json.dumps(said, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(ENCODER.encode(said).encode(), digest_size=12).hexdigest()
 
 
 class Recipes:

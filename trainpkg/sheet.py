@@ -25,6 +25,8 @@ from trainpkg.mistakes import Problems, nearest
 from trainpkg.recipes import Recipes, Row, Tree, read_yaml
 from trainpkg.schema import known_keys
 
+FREE = tuple(f"{name}." for name in FREE_VALUES)
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -240,7 +242,7 @@ def _known_columns(header: list[str], place: str, problems: Problems) -> list[st
 def _cell(key: str, text: str) -> Any:
     """Lists, mappings and null of a cell are YAML, and so is all that is for the user's own code; all else stays text,
     which the key's own type reads."""
-    free = key.startswith(tuple(f"{name}." for name in FREE_VALUES))
+    free = key.startswith(FREE)
     if not free and text[0] not in "[{" and text not in ("null", "~"):
         return text
     try:

@@ -11,12 +11,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from trainpkg.tables import columns
 from trainpkg.tables.rows.batch import CONFIG, PARTS, Batch
 from trainpkg.tables.rows.frames import typed
 from trainpkg.tables.scaling import scaling
 from trainpkg.tables.seeds import seeds_table
+
+LABELS = ("run", "recipe")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Tables:
 
     runs: pd.DataFrame
     seeds: pd.DataFrame
-    steps: pd.DataFrame
+    steps: pa.Table
+    """Millions of rows: in Arrow's columns, which need no copies to be joined, written or drawn."""
     evaluations: pd.DataFrame
     attempts: pd.DataFrame
 
@@ -34,16 +38,12 @@ def assemble(batch: Batch) -> Tables:
     """The tables of runs in their order."""
     runs = _runs(batch)
     owners = {part: np.repeat(np.arange(len(runs)), batch.counts(part)) for part in PARTS}
-    names = {name: pd.Categorical(runs[name], categories=runs[name].unique()) for name in ("run", "recipe")}
     tables: dict[str, pd.DataFrame] = {}
     for part, types in (("attempts", columns.ATTEMPT), ("evaluations", columns.EVALUATION)):
         table = _fixed(getattr(batch, part), types)
-        labels = {name: runs[name].to_numpy(dtype=object)[owners[part]] for name in names}
+        labels = {name: runs[name].to_numpy(dtype=object)[owners[part]] for name in LABELS}
         tables[part] = pd.concat([pd.DataFrame(labels, dtype="string"), table], axis=1)
-    tables["steps"] = pd.DataFrame({
-        **{name: its.take(owners["steps"]) for name, its in names.items()}, **_steps(batch.steps),
-    })  # fmt: skip
-    return Tables(runs=runs, seeds=seeds_table(runs), **tables)
+    return Tables(runs=runs, seeds=seeds_table(runs), steps=_steps(batch.steps, runs, owners["steps"]), **tables)
 
 
 def _runs(batch: Batch) -> pd.DataFrame:
@@ -79,18 +79,26 @@ def _decoded(texts: pa.ChunkedArray) -> pd.Series[Any]:
     return pd.Series(pd.api.extensions.take(values.array, codes, allow_fill=True))
 
 
-def _steps(table: pa.Table) -> dict[str, pd.Series[Any]]:
-    """The fields of training records; whole numbers where all of a column are."""
-    fields = {}
+def _steps(table: pa.Table, runs: pd.DataFrame, owners: NDArray[np.int64]) -> pa.Table:
+    """The training records with the names of their runs; whole numbers where all of a column are."""
+    columns_ = {name: _labels(runs[name], owners) for name in LABELS}
     for name in table.column_names:
-        column = table[name].to_numpy()
-        if name in columns.WHOLE_STEPS and bool((np.isnan(column) | (column % 1 == 0)).all()):
-            gaps = np.isnan(column)
-            numbers = np.where(gaps, 0, column).astype(np.int64)
-            fields[name] = pd.Series(pd.arrays.IntegerArray(numbers, gaps))
-        else:
-            fields[name] = pd.Series(column)
-    return fields
+        columns_[name] = _whole(table[name]) if name in columns.WHOLE_STEPS else table[name]
+    return pa.table(columns_)
+
+
+def _labels(names: pd.Series[Any], owners: NDArray[np.int64]) -> pa.DictionaryArray:
+    """The name of each row's run, each name kept once."""
+    codes, known = pd.factorize(names)
+    texts = pa.array(known.astype(object), pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)[owners]), texts)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:  # a fraction, or infinite
+        return column
 
 
 def places(runs: pd.DataFrame) -> pd.Series[Any]:

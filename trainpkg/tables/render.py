@@ -26,36 +26,43 @@ def render(tables: Tables) -> Iterator[tuple[str, bytes]]:
     runs.csv has the columns for reading, runs.parquet every key of the config as well.
     """
     short = tables.runs[short_columns(tables.runs)]
-    yield "runs.csv", _csv(short)
-    yield "runs.parquet", _parquet(tables.runs)
+    yield "runs.csv", _csv(_arrow(short))
+    yield "runs.parquet", _parquet(_arrow(tables.runs))
     for name in ("seeds", "steps", "evaluations", "attempts"):
-        table = getattr(tables, name)
+        table = _arrow(getattr(tables, name))
         yield f"{name}.parquet", _parquet(table)
-        yield f"{name}.csv", _csv(table.iloc[: 0 if len(table) > MAX_CSV_ROWS else None])
+        yield f"{name}.csv", _csv(table.slice(0, 0) if len(table) > MAX_CSV_ROWS else table)
     yield "summary.md", report.markdown(short, len(tables.steps) > MAX_CSV_ROWS).encode()
 
 
-def _csv(table: pd.DataFrame) -> bytes:
+def _arrow(table: pd.DataFrame | pa.Table) -> pa.Table:
+    """With what pandas is to make of it again: whole numbers with gaps, say, stay whole."""
+    if isinstance(table, pd.DataFrame):
+        return pa.Table.from_pandas(table, preserve_index=False)
+    kinds = {pa.int64(): pd.Int64Dtype()}
+    pattern = pa.Schema.from_pandas(table.slice(0, 0).to_pandas(types_mapper=kinds.get), preserve_index=False)
+    return table.replace_schema_metadata(pattern.metadata)
+
+
+def _csv(table: pa.Table) -> bytes:
     """Text is quoted where it has to be; a gap is empty."""
-    found = pa.Table.from_pandas(table, preserve_index=False)
-    plain = [pa.string() if pa.types.is_dictionary(field.type) else field.type for field in found.schema]
-    fields = [pa.field(name, kind) for name, kind in zip(found.column_names, plain, strict=True)]
+    plain = [pa.string() if pa.types.is_dictionary(field.type) else field.type for field in table.schema]
+    fields = [pa.field(name, kind) for name, kind in zip(table.column_names, plain, strict=True)]
     sink = pa.BufferOutputStream()
     options = pyarrow.csv.WriteOptions(quoting_style="needed")
-    pyarrow.csv.write_csv(found.cast(pa.schema(fields)), sink, options)
+    pyarrow.csv.write_csv(table.cast(pa.schema(fields)), sink, options)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def _parquet(table: pd.DataFrame) -> bytes:
+def _parquet(table: pa.Table) -> bytes:
     """Written in pieces, so that a copy of a large table never is in memory as a whole."""
-    schema = pa.Schema.from_pandas(table, preserve_index=False)
-    texts = [field.name for field in schema if not pa.types.is_floating(field.type)]
+    texts = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
     sink = pa.BufferOutputStream()
     # Real numbers hardly repeat.
-    with pq.ParquetWriter(sink, schema, use_dictionary=texts, compression="zstd", compression_level=1) as writer:
+    with pq.ParquetWriter(sink, table.schema, use_dictionary=texts, compression="zstd", compression_level=1) as writer:
         for start in range(0, max(len(table), 1), ROWS_PER_GROUP):
-            rows = table.iloc[start : start + ROWS_PER_GROUP]
-            writer.write_table(pa.Table.from_pandas(rows, schema, preserve_index=False))
+            # In one chunk: where columns are cut, which depends on how they were read, the file's pages would end.
+            writer.write_table(table.slice(start, ROWS_PER_GROUP).combine_chunks())
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 

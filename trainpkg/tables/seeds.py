@@ -32,7 +32,9 @@ def seeds_table(runs: pd.DataFrame) -> pd.DataFrame:
     table["num_runs"] = by_group.size().to_numpy()
     table["num_finished"] = (runs["status"] == "finished").groupby(group.to_numpy(), sort=False).sum().to_numpy()
     if "seed" in runs:
-        seeds = runs["seed"].astype("string").fillna("").groupby(group.to_numpy(), sort=False).agg(" ".join)
+        seeds = (
+            runs["seed"].astype("string").fillna("").astype(object).groupby(group.to_numpy(), sort=False).agg(" ".join)
+        )
         table["seeds"] = seeds.astype("string").to_numpy()
     metric = runs["best_metric_name"].groupby(group.to_numpy(), sort=False).first()
     table["best_metric_name"] = metric.astype("string").to_numpy()

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from trainpkg.tables import cache, report
 from trainpkg.tables.assemble import Tables, assemble
+from trainpkg.tables.drawing import Drawing
 from trainpkg.tables.expected import expected_runs
 from trainpkg.tables.files.collect import Expected
 from trainpkg.tables.pages.evidence import smoke_table
 from trainpkg.tables.pages.shown import pages
-from trainpkg.tables.plots import plots
 from trainpkg.tables.reading import gather
 from trainpkg.tables.render import publish, render
 from trainpkg.tables.rows import accounting
@@ -42,14 +42,16 @@ def main(args: argparse.Namespace) -> int:
     loaded = sheet.load(config, lazily=True)
     results_dir = loaded.results_dir if args.results is None else Path(args.results)  # a module's prefix moves them
     out = results_dir if args.out is None else Path(args.out)
-    expected = expected_runs(loaded, config, cache.load_runs(out / "tables"))
+    with Drawing() as drawing:
+        expected = expected_runs(loaded, config, cache.load_runs(out / "tables"))
 
-    def show(tables: Tables) -> None:
-        publish(out / "plots", plots(tables.runs, tables.steps, tables.evaluations, tables.attempts).items())
-        publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
+        def show(tables: Tables) -> None:
+            drawing.begin(tables)
+            publish(out / "tables", pages(tables, smoke_table(results_dir)).items())
 
-    now_s, ask = time.time(), accounting.ask_sacct
-    tables = write_tables(results_dir, expected, now_s, out / "tables", ask=ask, meanwhile=show)
+        now_s, ask = time.time(), accounting.ask_sacct
+        tables = write_tables(results_dir, expected, now_s, out / "tables", ask=ask, meanwhile=show)
+        publish(out / "plots", drawing.files().items())
     counts = Counter(tables.runs["status"])
     print(f"{report.counted(counts)}: {out / 'tables' / 'summary.md'}")
     return 0

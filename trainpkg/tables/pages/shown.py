@@ -7,7 +7,7 @@ import pandas as pd
 from trainpkg.tables.assemble import Tables
 from trainpkg.tables.pages.evidence import failures_table, plan_table
 from trainpkg.tables.pages.page import page
-from trainpkg.tables.plots.variants import varied
+from trainpkg.tables.variants import varied
 
 # What a person compares runs by; all other columns are in runs.csv and runs.parquet.
 COMPARED = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pandas as pd
+import pyarrow as pa
 from matplotlib.figure import Figure
 
 from trainpkg.tables.plots import canvas
@@ -26,15 +27,21 @@ from trainpkg.tables.plots.world_size import throughput_over_world_size
 
 
 def plots(
-    runs: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame, attempts: pd.DataFrame
+    runs: pd.DataFrame,
+    steps: pa.Table,
+    evaluations: pd.DataFrame,
+    attempts: pd.DataFrame,
+    share: int = 0,
+    num_shares: int = 1,
 ) -> dict[str, bytes]:
-    """File name -> SVG, from the four tables."""
+    """File name -> SVG, from the four tables; of several shares those of one."""
     with canvas.style():
-        return {name: canvas.svg(make()) for name, make in figures(runs, steps, evaluations, attempts).items()}
+        makers = list(figures(runs, steps, evaluations, attempts).items())
+        return {name: canvas.svg(make()) for name, make in makers[share::num_shares]}
 
 
 def figures(
-    runs: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame, attempts: pd.DataFrame
+    runs: pd.DataFrame, steps: pa.Table, evaluations: pd.DataFrame, attempts: pd.DataFrame
 ) -> dict[str, Callable[[], Figure]]:
     """File name -> what makes the figure; to be called within `canvas.style()`."""
     # Texts that are compared run by run: pandas hands out Arrow's one at a time.

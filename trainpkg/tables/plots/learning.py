@@ -8,13 +8,14 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from matplotlib.figure import Figure
 
 from trainpkg.tables.plots import lines
 from trainpkg.tables.plots.canvas import MAX_LINES
 from trainpkg.tables.plots.lines import Panel, Units
 from trainpkg.tables.plots.series import Array, Curves, Rows, blocks, curves, numbers
-from trainpkg.tables.plots.variants import Variants, variants
+from trainpkg.tables.variants import Variants, variants
 
 TIME: Units = ((3 * 3600.0, 3600.0, "hours"), (5 * 60.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 AMOUNT: Units = ((1e9, 1e9, "billions"), (1e6, 1e6, "millions"), (1e4, 1e3, "thousands"))
@@ -26,12 +27,12 @@ class Records:
     """The runs and steps tables, with what several plots need of them worked out once."""
 
     runs: pd.DataFrame
-    steps: pd.DataFrame
+    steps: pa.Table
     columns: dict[str, Array] = field(default_factory=dict)
 
     @cached_property
     def where(self) -> tuple[Rows, Rows]:
-        return blocks(self.steps, self.runs)
+        return blocks(self.steps["run"].to_pandas(), self.runs)
 
     @cached_property
     def variants(self) -> Variants:
@@ -101,7 +102,7 @@ def evaluation_over_steps(records: Records, evaluations: pd.DataFrame) -> Figure
     during = evaluations[evaluations["source"] == "train"]
     # Where nothing was evaluated during the training, the exact evaluation is all there is.
     table = pd.concat([during, exact[~exact["run"].isin(set(during["run"]))]], ignore_index=True)
-    where, step = blocks(table, records.runs), numbers(table["step"])
+    where, step = blocks(table["run"], records.runs), numbers(table["step"])
     panels = {}
     for recipe, (metric, mode) in judged_by(records.runs).items():
         column = f"eval_{metric}"

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from trainpkg.tables.plots import canvas
 from trainpkg.tables.plots.canvas import COLOURS, DASHES, MAX_LINES, End
 from trainpkg.tables.plots.series import Array, Curve, Curves, spread
-from trainpkg.tables.plots.variants import Variants
+from trainpkg.tables.variants import Variants
 
 # Pale enough to lie under lines, dark enough for a poor printer.
 BAND = "#BFDDEE"

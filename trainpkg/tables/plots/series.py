@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from trainpkg.tables.plots.variants import Variants
+from trainpkg.tables.variants import Variants
 
 GRID_POINTS = 120
 LAST = 3
@@ -86,15 +87,21 @@ class Spread:
     high: Array
 
 
-def numbers(column: pd.Series[float]) -> Array:
+def numbers(column: pd.Series[float] | pa.ChunkedArray) -> Array:
     """A column as float64, with NaN for gaps and for what no axis can hold."""
-    values = np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan), dtype=np.float64)
+    if isinstance(column, pa.ChunkedArray):
+        values = column.to_numpy()
+    else:
+        values = np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan), dtype=np.float64)
     return np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
-def blocks(table: pd.DataFrame, runs: pd.DataFrame) -> tuple[Rows, Rows]:
-    """First row and end of each run's rows in a table, in the order of `runs`; those of a run stand together."""
-    codes, names = pd.factorize(table["run"])
+def blocks(owners: pd.Series[Any], runs: pd.DataFrame) -> tuple[Rows, Rows]:
+    """First row and end of each run's rows in a table, in the order of `runs`; those of a run stand together.
+
+    `owners`: the table's column of runs.
+    """
+    codes, names = pd.factorize(owners)
     edges = np.flatnonzero(np.diff(codes, prepend=-1, append=-2))
     places = pd.Index(runs["run"].astype(object)).get_indexer(pd.Index(names[codes[edges[:-1]]]).astype(object))
     starts, stops = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=np.int64)

@@ -19,7 +19,7 @@ from trainpkg.tables.plots.canvas import COLOURS, MAX_PANELS, End
 from trainpkg.tables.plots.learning import better, judged_by
 from trainpkg.tables.plots.lines import BAD, BAND, GOOD
 from trainpkg.tables.plots.series import Array, numbers
-from trainpkg.tables.plots.variants import shown, varied
+from trainpkg.tables.variants import shown, varied
 
 HEADING = "A parameter against the metric"
 # Where runs go, what Slurm gives and how often is saved changes no result.

@@ -84,7 +84,7 @@ def batch_of(runs: Sequence[RunFiles], signatures: Sequence[str], now_s: float) 
         runs=table,
         attempts=_table(attempts, columns.ATTEMPT, {}),
         evaluations=_table(evaluations, columns.EVALUATION, _metrics(evaluations)),
-        steps=pa.table([pa.array(steps[:, index].copy()) for index in range(len(TRAIN_FIELDS))], schema=STEPS),
+        steps=pa.table([pa.array(column.copy(), from_pandas=True) for column in steps.T], schema=STEPS),
     )
 
 
