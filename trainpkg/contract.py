@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trainpkg.config import Run
 from trainpkg.config.names import is_own
 from trainpkg.errors import UserError
-from trainpkg.launch.head.own import absent_script
+from trainpkg.launch.head.own import absent_module, absent_script
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +39,10 @@ def problems(runs: Iterable[Run]) -> list[str]:
     Runs of another Python, container or environment are left to their smoke test.
     """
     runs = list(runs)
-    absent = [f"run {run.run!r}: {why}" for run in runs if (why := absent_script(run)) and not _is_input(run)]
+    absent = [f"run {run.run!r}: {why}" for run in runs if (why := _absent(run)) and not _is_input(run)]
     chosen: dict[str, Run] = {}
     for run in runs:
-        if has_own(run) and not (run.launch.python or run.launch.wrapper or run.launch.prologue):
+        if has_own(run) and not _elsewhere(run):
             chosen.setdefault(_kind(run), run)
     return absent + (_asked(list(chosen.values())) if chosen else [])
 
@@ -65,9 +65,23 @@ def _asked(runs: list[Run]) -> list[str]:
     return told
 
 
+def _elsewhere(run: Run) -> bool:
+    """Whether nodes may import what this Python does not."""
+    return bool(run.launch.python or run.launch.wrapper or run.launch.prologue)
+
+
+def _absent(run: Run) -> str:
+    # A launch.command may enter a container, too.
+    return absent_script(run) or ("" if _elsewhere(run) or run.launch.command else absent_module(run))
+
+
 def _is_input(run: Run) -> bool:
-    """Whether another workflow's rules may make the script."""
-    return run.entry is not None and Path(run.entry.script or "") in map(Path, run.inputs)
+    """Whether another workflow's rules may make the script, or the module's file."""
+    if run.entry is None:
+        return False
+    module = (run.entry.module or "").replace(".", "/")
+    made = {Path(run.entry.script or f"{module}.py"), Path(module, "__main__.py")}
+    return not made.isdisjoint(map(Path, run.inputs))
 
 
 def has_own(run: Run) -> bool:
