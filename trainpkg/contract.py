@@ -181,7 +181,8 @@ def judge_on_meta(task: tasks.Task, model: torch.nn.Module, splits: data.Splits)
             return
         raise UserError(
             f"a batch of the training samples, {shapes(batch)}, does not go through model and task (on the meta "
-            f"device): {named.told(error)}"
+            f"device): {named.told(error)}. Give the model the sizes of the data (model.kwargs), or let the data make "
+            "samples of the model's (data.kwargs, collate)"
         ) from error
 
 
