@@ -26,6 +26,7 @@ demo: $(VENV)/demo.installed
 	@echo "Tables: results/tables  Plots: results/plots  Report: $(BIN)/snakemake --report report.html"
 
 install: $(VENV)/demo.installed
+	@echo "Installed. Next: . $(VENV)/bin/activate && trainpkg doctor, then edit config/ (docs/ten-minutes.md) and: trainpkg check"
 
 # The cluster's tests mostly wait (for Slurm, for the executor's looks at the queue), so the others run beside them.
 test: lint packages
@@ -68,6 +69,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing into $(VENV) what constraints.txt names, torch among it (gigabytes): some minutes without a word"
 	$(if $(TORCH_INDEX),$(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(INSTALL) --editable .
 	@touch $@

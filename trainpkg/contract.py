@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trainpkg.config import Run
 from trainpkg.config.names import is_own
 from trainpkg.errors import UserError
-from trainpkg.launch.head.own import absent_script
+from trainpkg.launch.head.own import absent_module, absent_script
 
 if TYPE_CHECKING:
     import torch
@@ -33,40 +33,55 @@ TIMEOUT_S = 120.0
 BEGINS_WITH = "contract: "  # of the line with the result, after whatever the user's modules print
 
 
-def require(runs: Iterable[Run]) -> None:
-    """UserError with all that runs with programs or parts of the user's own do not keep; others cost nothing.
+def problems(runs: Iterable[Run]) -> list[str]:
+    """Sentences on all that runs with programs or parts of the user's own do not keep; others cost nothing.
 
     Runs of another Python, container or environment are left to their smoke test.
     """
     runs = list(runs)
-    if absent := [f"run {run.run!r}: {why}" for run in runs if (why := absent_script(run)) and not _is_input(run)]:
-        raise UserError("\n  ".join(absent))
+    absent = [f"run {run.run!r}: {why}" for run in runs if (why := _absent(run)) and not _is_input(run)]
     chosen: dict[str, Run] = {}
     for run in runs:
-        if has_own(run) and not (run.launch.python or run.launch.wrapper or run.launch.prologue):
+        if has_own(run) and not _elsewhere(run):
             chosen.setdefault(_kind(run), run)
-    if not chosen:
-        return
-    text = json.dumps([run.tree() for run in chosen.values()])
+    return absent + (_asked(list(chosen.values())) if chosen else [])
+
+
+def _asked(runs: list[Run]) -> list[str]:
+    """What a process of its own says of them."""
+    text = json.dumps([run.tree() for run in runs])
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__], input=text, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         print(f"own model, data and task: no answer within {TIMEOUT_S:.0f} s; the smoke test will try", file=sys.stderr)
-        return
+        return []
     lines = [line for line in done.stdout.splitlines() if line.startswith(BEGINS_WITH)]
     if not lines:
-        names = ", ".join(sorted({name for run in chosen.values() for name in _names(run)}))
-        raise UserError(f"trying {names} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
-    problems = json.loads(lines[-1].removeprefix(BEGINS_WITH))
-    if problems:
-        raise UserError("\n  ".join(problems if len(problems) == 1 else [f"{len(problems)} errors:", *problems]))
+        names = ", ".join(sorted({name for run in runs for name in _names(run)}))
+        return [f"trying {names} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"]
+    told: list[str] = json.loads(lines[-1].removeprefix(BEGINS_WITH))
+    return told
+
+
+def _elsewhere(run: Run) -> bool:
+    """Whether nodes may import what this Python does not."""
+    return bool(run.launch.python or run.launch.wrapper or run.launch.prologue)
+
+
+def _absent(run: Run) -> str:
+    # A launch.command may enter a container, too.
+    return absent_script(run) or ("" if _elsewhere(run) or run.launch.command else absent_module(run))
 
 
 def _is_input(run: Run) -> bool:
-    """Whether another workflow's rules may make the script."""
-    return run.entry is not None and Path(run.entry.script or "") in map(Path, run.inputs)
+    """Whether another workflow's rules may make the script, or the module's file."""
+    if run.entry is None:
+        return False
+    module = (run.entry.module or "").replace(".", "/")
+    made = {Path(run.entry.script or f"{module}.py"), Path(module, "__main__.py")}
+    return not made.isdisjoint(map(Path, run.inputs))
 
 
 def has_own(run: Run) -> bool:
@@ -90,25 +105,25 @@ def problems_of(run: Run) -> list[str]:
     from trainpkg import data, tasks
     from trainpkg.runtime.sequence import Pieces
 
-    problems: list[str] = []
-    model = _tried(lambda: _model(run), problems)
-    splits = _tried(lambda: _data(run), problems)
+    found: list[str] = []
+    model = _tried(lambda: _model(run), found)
+    splits = _tried(lambda: _data(run), found)
     unseen = data.Splits(NO_DATA, NO_DATA, "", {}, num_classes=2)
-    task = _tried(lambda: tasks.build(run, Pieces(), splits or unseen), problems if splits or is_own(run.task) else [])
+    task = _tried(lambda: tasks.build(run, Pieces(), splits or unseen), found if splits or is_own(run.task) else [])
     if model is not None and splits is not None and task is not None:
-        _tried(lambda: judge_on_meta(task, model, splits), problems)
-    return [f"run {run.run!r}: {problem}" for problem in problems]
+        _tried(lambda: judge_on_meta(task, model, splits), found)
+    return [f"run {run.run!r}: {problem}" for problem in found]
 
 
-def _tried(make: Callable[[], T], problems: list[str]) -> T | None:
+def _tried(make: Callable[[], T], found: list[str]) -> T | None:
     from trainpkg import named
 
     try:
         return make()
     except UserError as error:
-        problems.append(str(error))
+        found.append(str(error))
     except Exception as error:  # noqa: BLE001  the user's own code, or a mistake here: other runs are told of as well
-        problems.append(named.told(error))
+        found.append(named.told(error))
     return None
 
 
@@ -166,7 +181,8 @@ def judge_on_meta(task: tasks.Task, model: torch.nn.Module, splits: data.Splits)
             return
         raise UserError(
             f"a batch of the training samples, {shapes(batch)}, does not go through model and task (on the meta "
-            f"device): {named.told(error)}"
+            f"device): {named.told(error)}. Give the model the sizes of the data (model.kwargs), or let the data make "
+            "samples of the model's (data.kwargs, collate)"
         ) from error
 
 
@@ -211,8 +227,8 @@ def shapes(batch: Any) -> str:
 
 def main() -> None:
     runs = [Run.model_validate(tree) for tree in json.load(sys.stdin)]
-    problems = [text for run in runs for text in problems_of(run)]
-    print(f"\n{BEGINS_WITH}{json.dumps(list(dict.fromkeys(problems)))}")
+    told = [text for run in runs for text in problems_of(run)]
+    print(f"\n{BEGINS_WITH}{json.dumps(list(dict.fromkeys(told)))}")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ What counts as wrong is `config`'s and `sheet`'s business; here is how it is sai
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -51,6 +53,23 @@ def nearest(word: str, known: Iterable[str], what: str = "valid key") -> str:
         leaf = word.rsplit(".", 1)[1]
         found = [key for key in known if key.endswith("." + leaf)][:1]
     return f"; nearest {what}: {found[0]!r}" if found else ""
+
+
+def without_unknown(tree: dict[str, Any], error: ValidationError, model: type[BaseModel]) -> dict[str, Any] | None:
+    """The tree without its unknown keys, so that what else is wrong can be told with them.
+
+    None where there are none, or where one of them may be a section misspelt: what is missing then is not known.
+    """
+    unknown = [_dotted(detail, model).split(".") for detail in error.errors() if detail["type"] == "extra_forbidden"]
+    if any(difflib.get_close_matches(section, model.model_fields) for section, *below in unknown if not below):
+        return None
+    rest = copy.deepcopy(tree)
+    for *above, leaf in unknown:
+        place = rest
+        for section in above:
+            place = place.get(section, {})
+        place.pop(leaf, None)
+    return None if rest == tree else rest
 
 
 def _dotted(detail: ErrorDetails, model: type[BaseModel]) -> str:

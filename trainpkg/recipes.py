@@ -20,7 +20,7 @@ from trainpkg.config import Run, flatten, starts
 from trainpkg.config.keys import FREE_VALUES
 from trainpkg.config.sweep import Sweep
 from trainpkg.errors import UserError
-from trainpkg.mistakes import Problems, nearest
+from trainpkg.mistakes import Problems, nearest, without_unknown
 from trainpkg.schema import known_keys
 
 Tree = dict[str, Any]
@@ -97,22 +97,26 @@ class Recipes:
         return _digest([recipe.words, row.overrides])
 
     def run(self, row: Row, problems: Problems) -> Run | None:
-        """The run of a row; None, and problems, where its keys are wrong."""
+        """The run of a row; where keys are wrong problems, and None or what the others make."""
         recipe = self.get(row.recipe, row.place, problems)
         assert recipe is not None, "the row was read by way of its recipe"
         changes = _nest(row.overrides)
         merged = _merge(recipe.merged, changes)
         tree = {**merged, **{key: part for key, part in recipe.parts.items() if key not in changes}}
-        try:
-            run = Run.model_validate({**tree, "run": row.name, "recipe": row.recipe})
-        except ValidationError as error:
-            problems.add_all(error, self._sources(row, recipe), str(recipe.path), Run)
-            return None
-        if run.own_program:
+        run = self._validated({**tree, "run": row.name, "recipe": row.recipe}, row, recipe, problems)
+        if run is not None and run.own_program:
             sources = self._sources(row, recipe)
             for key in starts.unread(run, [*flatten(recipe.own), *row.overrides]):
                 problems.add(f"{sources[key]}: {key} is given, but {starts.NOT_READ}")
         return run
+
+    def _validated(self, tree: Tree, row: Row, recipe: Recipe, problems: Problems) -> Run | None:
+        try:
+            return Run.model_validate(tree)
+        except ValidationError as error:
+            problems.add_all(error, self._sources(row, recipe), str(recipe.path), Run)
+            rest = without_unknown(tree, error, Run)
+            return None if rest is None else self._validated(rest, row, recipe, problems)
 
     def _sources(self, row: Row, recipe: Recipe) -> dict[str, str]:
         """Dotted key -> the place that its value comes from."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,14 @@ def config_of(args: argparse.Namespace) -> Path | Tree:
     return tree
 
 
-def load(config: Path | Tree, lazily: bool = False) -> Sheet:
+def load(
+    config: Path | Tree, lazily: bool = False, tried: Callable[[Iterable[Run]], Iterable[str]] = lambda _: ()
+) -> Sheet:
     """Read everything that `config` (a file, or its content) names.
 
-    Raises UserError listing all errors of all runs: file, row, key, value and the nearest valid key. `lazily`: a run's
-    keys are checked when it is asked for, since a job that trains one of thousands has no use for the others.
+    Raises UserError listing all errors of all runs: file, row, key, value and the nearest valid key, and what `tried`
+    says of the runs. `lazily`: a run's keys are checked when it is asked for, since a job that trains one of thousands
+    has no use for the others.
     """
     problems = Problems()
     where = str(config) if isinstance(config, Path) else "config"
@@ -125,7 +128,8 @@ def load(config: Path | Tree, lazily: bool = False) -> Sheet:
     recipes = Recipes(Path(workflow.recipes), {k: v for k, v in tree.items() if k in Run.model_fields}, where)
     runs = Runs(_expanded(Path(workflow.sheet), recipes, problems), recipes)
     if not lazily:
-        runs.check(problems)
+        for text in tried(runs.check(problems)):
+            problems.add(text)
     problems.raise_if_any()
     return Sheet(workflow, runs)
 
@@ -137,11 +141,12 @@ class Runs(Mapping[str, Run]):
         self._rows, self._recipes = rows, recipes
         self._made: dict[str, Run] = {}
 
-    def check(self, problems: Problems) -> None:
-        """Make all of them."""
+    def check(self, problems: Problems) -> Iterable[Run]:
+        """Make all of them: those that can be made."""
         for row in self._rows.values():
             if (run := self._recipes.run(row, problems)) is not None:
                 self._made[row.name] = run
+        return self._made.values()
 
     def __getitem__(self, name: str) -> Run:
         if name not in self._made:

@@ -247,6 +247,9 @@ def test_a_class_or_token_that_the_model_does_not_have_is_named(tmp_path: Path) 
     run = run_of(parts, model={**parts["model"], "classes": 2})
     with pytest.raises(UserError, match=r"part-00.tar: .*/0002.cls holds 2, but model.classes = 2: there are 0 to 1"):
         data.build(run, CPU).train.batch(torch.arange(5))
+    run = run_of(parts, model={"name": "torch.nn:Flatten"}, task_kwargs={"num_classes": 2})
+    with pytest.raises(UserError, match=r"0002.cls holds 2, but task_kwargs.num_classes = 2: there are 0 to 1"):
+        data.build(run, CPU).train.batch(torch.arange(5))
     parts = ADAPTERS["hf_dataset"](tmp_path)
     run = run_of(parts, model={**parts["model"], "vocabulary": 64})
     with pytest.raises(UserError, match=r"saved: row \d+ holds \d+, but model.vocabulary = 64: there are 0 to 63"):

@@ -461,6 +461,8 @@ def test_a_slurm_that_is_well(login: Fake) -> None:
     ("scontrol", Answer(1, error="Unable to contact slurm controller"), "Slurm's controller", BAD, "Unable to contact"),
     ("scontrol", Answer(1, error="no configuration source"), "Slurm's controller", WARN, "slurm.conf"),
     ("scontrol", Answer(0, "AccountingStorageType = accounting_storage/none"), "Slurm's accounting", WARN, "sacct"),
+    ("scontrol", Answer(0, "AccountingStorageType   = (null)"), "Slurm's accounting", WARN, "(null)"),
+    ("scontrol", Answer(0, "AccountingStorageType   = \nMinJobAge = 300 sec\n"), "Slurm's accounting", WARN, "no Acc"),
     ("scontrol", Answer(0, "MinJobAge = 10 sec"), "Slurm's memory of ended jobs", WARN, "10 s"),
     ("sinfo", Answer(0, seconds=9.9), "Slurm's controller", WARN, "9.90 s"),
     ("sinfo", Answer(None, error="no answer within 10 s"), "Slurm's controller", BAD, "no answer"),

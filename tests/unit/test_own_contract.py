@@ -75,7 +75,10 @@ def test_the_contract_builds_a_model_in_memory_only_where_it_asks_for_values(ask
     BUILT.clear()
     tree = {"run": "a", "recipe": "r", "task": "images", "train": {"max_steps": 1, "global_batch": 2}}
     tree |= {"model": {"name": f"{__name__}:Net", "kwargs": {"asks": asks}}, "data": {"name": "digits"}}
-    assert "does not go through model and task" in contract.problems_of(Run.model_validate(tree))[0]
+    (told,) = contract.problems_of(Run.model_validate(tree))
+    assert (
+        "does not go through model and task" in told and "Give the model the sizes of the data (model.kwargs)" in told
+    )
     assert [not asks] == BUILT
 
 

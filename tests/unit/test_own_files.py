@@ -29,12 +29,38 @@ def test_a_script_that_nobody_makes_is_missed_before_anything_is_submitted(
     Path("there.py").touch()
     fine = run_of(entry={"script": "there.py"})
     made = run_of(entry={"script": "made.py"}, inputs=["./made.py"])
-    contract.require([fine, made, run_of(entry={"module": "typo"})])
-    with pytest.raises(UserError) as caught:
-        contract.require([fine, run_of("b", entry={"script": "ther.py"}), run_of("c", entry={"script": "x/there.py"})])
+    assert contract.problems([fine, made]) == []
+    told = contract.problems([run_of("b", entry={"script": "ther.py"}), run_of("c", entry={"script": "x/there.py"})])
     for name, script in (("b", "ther.py"), ("c", "x/there.py")):
         sentence = f"run {name!r}: entry.script = {script!r}: there is no such file (looked for from {tmp_path})"
-        assert sentence in str(caught.value)
+        assert sentence in told
+
+
+def test_a_module_that_is_not_there_is_missed_and_nothing_of_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("whole/__init__.py", "whole/deep/work.py", "whole/__main__.py", "bare/__init__.py", "beside/far.py"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("raise SystemExit('imported')")
+    fine: list[dict[str, Any]] = [
+        {"entry": {"module": name}} for name in ("whole", "whole.deep.work", "json.tool", "torch.distributed.run")
+    ]
+    fine += [
+        {"entry": {"module": "far"}, "launch": {"env_prepend": {"PYTHONPATH": "beside"}}},
+        {"entry": {"module": "made.later"}, "inputs": ["made/later.py"]},
+    ]
+    elsewhere: list[dict[str, Any]] = [
+        {"python": "/venv/bin/python"}, {"wrapper": "apptainer exec image.sif"}, {"prologue": ["module load x"]},
+        {"backend": "command", "command": "apptainer exec image.sif {entry}"},
+    ]  # fmt: skip
+    fine += [{"entry": {"module": "typo"}, "launch": launch} for launch in elsewhere]
+    assert contract.problems([run_of(**keys) for keys in fine]) == []
+    for name in ("typo", "whole.typo", "typo.work", "whole.deep.work.more", "far"):
+        (told,) = contract.problems([run_of("b", entry={"module": name})])
+        assert f"run 'b': entry.module = {name!r}: there is no such module (looked for from {tmp_path}" in told
+    (told,) = contract.problems([run_of(entry={"module": "bare"})])
+    assert "'bare' is a package without __main__" in told
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`load(sheet's text, recipe=..., **config)` in an empty directory."""
     monkeypatch.chdir(tmp_path)
 
-    def call(rows: str, recipe: str = RECIPE, **config: Any) -> sheet.Sheet:
+    def call(rows: str, recipe: str = RECIPE, tried: Any = lambda _: (), **config: Any) -> sheet.Sheet:
         Path("config/recipes").mkdir(parents=True, exist_ok=True)
         Path("config/recipes/r.yaml").write_text(recipe)
         Path("config/runs.tsv").write_text(rows)
-        return sheet.load(config)
+        return sheet.load(config, tried=tried)
 
     return call
 
@@ -88,6 +88,31 @@ def test_every_mistake_is_told_once_with_its_place(load: Any) -> None:
             part = part.removesuffix("; nearest")
         assert part in text
         assert text.count(part) == 1
+
+
+def test_an_unknown_key_hides_nothing_else(load: Any) -> None:
+    recipe = "entry: {script: train.py, args: ['{rnk}']}\nlaunch: {nods: 2, device: cpu, backend: command}\nepochs: 3\n"
+    with pytest.raises(UserError) as error:
+        load("run\trecipe\tlaunch.command\na\tr\tx {entry}\nb\tr\ty {entry} {rang}\nc\tr\tz {entry}\n", recipe)
+    for part in (
+        "launch.nods = 2: unknown key; nearest valid key: 'launch.nodes'",
+        "epochs = 3: unknown key",
+        "entry.args: '{rnk}': unknown placeholder {rnk}; nearest: {rank}",
+        "launch.command = 'y {entry} {rang}': unknown placeholder {rang}",
+    ):
+        assert part in str(error.value)
+    assert str(error.value).count("unknown key") == 2
+    assert "is missing" not in mistakes(load, "run\trecipe\na\tr\n", recipe.replace("entry", "entri"))
+
+
+def test_what_is_tried_is_told_with_wrong_keys(load: Any) -> None:
+    def tried(runs: Any) -> list[str]:
+        return [f"tried {run.run}" for run in runs]
+
+    text = mistakes(load, "run\trecipe\toptim.lr\na\tr\t\nb\tr\tfast\n", RECIPE, tried=tried)
+    assert "optim.lr = 'fast'" in text and "tried a" in text and "tried b" not in text
+    text = mistakes(load, "run\trecipe\na\tr\n", RECIPE.replace("width", "widht"), tried=tried)
+    assert "model.widht = 8: unknown key" in text and "tried a" in text
 
 
 @pytest.mark.parametrize(

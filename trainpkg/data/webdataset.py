@@ -49,7 +49,7 @@ class Shards:
         entries: list[Entry],
         pictures: Pictures | None,
         training: bool,
-        classes: int | None = None,
+        classes: tuple[str, int | None],
     ) -> None:
         self._inputs, self._target = config.inputs.split(";"), config.target
         self._entries, self._pictures, self._training, self._classes = entries, pictures, training, classes
@@ -64,7 +64,7 @@ class Shards:
         extension = next(one for one in self._inputs if one in entry.parts)
         target = self._decoded(entry, self._target)
         if isinstance(target, int):
-            require_known(f"{entry.shard}: {entry.key}.{self._target}", target, "model.classes", self._classes)
+            require_known(f"{entry.shard}: {entry.key}.{self._target}", target, *self._classes)
         return self._decoded(entry, extension), target
 
     def _decoded(self, entry: Entry, extension: str) -> Any:
@@ -116,13 +116,15 @@ def load(run: Run, device: torch.device) -> Splits:
         )
     uses = {extension.rpartition(".")[2].lower() for entry in (train[0], held_out[0]) for extension in entry.parts}
     pictures = Pictures(config) if uses & set(IMAGES) else None
-    classes = getattr(run.model, "classes", None)
+    classes = "model.classes", getattr(run.model, "classes", None)
+    if run.task == "images" and isinstance(given := (run.task_kwargs or {}).get("num_classes"), int):
+        classes = "task_kwargs.num_classes", given  # all that is known with a model of the user's own
     return Splits(
         MapStyle(Shards(config, train, pictures, True, classes)),
         MapStyle(Shards(config, held_out, pictures, False, classes)),
         digest_of(*(f"{entry.key} {sorted(entry.parts.items())}" for entry in (*train, *held_out))),
         {},
-        num_classes=classes,
+        num_classes=classes[1],
     )
 
 

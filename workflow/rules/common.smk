@@ -17,9 +17,7 @@ from trainpkg.launch.head import history
 
 try:
     # A job knows its own run, and has no use for the others.
-    SHEET = sheet.load(config, lazily=workflow.remote_exec)
-    if not workflow.remote_exec:
-        contract.require(SHEET.runs.values())
+    SHEET = sheet.load(config, lazily=workflow.remote_exec, tried=contract.problems)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

@@ -34,7 +34,7 @@ def slurm(machine: Machine, wanted: Wanted) -> list[Row]:
         fix = "Ask the site: slurmctld must be up, and slurm.conf (or SLURM_CONF) lead to it."
         said = (config.error or config.out).splitlines()[:1]
         return [*rows, Row("Slurm's controller", f"`scontrol show config`: {''.join(said)}", BAD, fix)]
-    fields = dict(re.findall(r"^(\S+)\s*=\s*(.*?)\s*$", config.out, re.MULTILINE))
+    fields = dict(re.findall(r"^(\S+)[ \t]*=[ \t]*(.*?)[ \t]*$", config.out, re.MULTILINE))
     rows += [_controller(machine, fields, config.seconds), _accounting(machine, fields)]
     return [*rows, *_memory_of_jobs(fields), _mpi(machine, wanted), *_clock(machine)]
 
@@ -66,13 +66,17 @@ def _controller(machine: Machine, fields: dict[str, str], seconds: float) -> Row
 def _accounting(machine: Machine, fields: dict[str, str]) -> Row:
     """Without a database sacct knows no job, and Snakemake waits for ever, unless it asks squeue."""
     kind = fields.get("AccountingStorageType", "unknown")
-    if not kind.endswith("none") or not machine.which("sacct"):
+    if not (kind.endswith("none") or kind in ("", "(null)")) or not machine.which("sacct"):
         return Row("Slurm's accounting", kind)
     profiles = [Path("cluster") / name for name in ("profile.yaml", "config.yaml")]
     asks_squeue = re.compile(r"^slurm-status-command:\s*[\"']?squeue", re.MULTILINE)
+    kind = kind or "no AccountingStorageType"
     if any(asks_squeue.search(path.read_text()) for path in profiles if path.is_file()):
         return Row("Slurm's accounting", f"{kind}; the profile asks squeue")
-    fix = "Set slurm-status-command: squeue in cluster/profile.yaml: sacct knows no job without a database."
+    fix = (
+        "Set slurm-status-command: squeue in cluster/profile.yaml, and leave slurm-init-seconds-before-status-checks "
+        "below a third of Slurm's MinJobAge, else sacct is asked all the same: it knows no job without a database."
+    )
     return Row("Slurm's accounting", f"{kind}, yet sacct is installed", WARN, fix)
 
 

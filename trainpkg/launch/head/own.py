@@ -6,8 +6,11 @@ It trains, and does nothing else: smoke tests are ours on every backend, and the
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import sys
 import time
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,32 @@ def absent_script(run: Run) -> str:
     if script is None or Path(script).is_file():
         return ""
     return f"entry.script = {script!r}: there is no such file (looked for from {Path.cwd()})"
+
+
+def absent_module(run: Run) -> str:
+    """What to say where this Python does not find the module that ranks run. Imports nothing of it.
+
+    Files and folders are looked at: what a package's own code makes of its path when it is imported is not known.
+    """
+    name = None if run.entry is None or run.launch.foreign else run.entry.module
+    if name is None:
+        return ""
+    before = run.launch.env_prepend.get("PYTHONPATH", "").split(":")
+    first, *parts = name.split(".")
+    # Installed in editable form it may be known to a finder of its own alone.
+    spec = PathFinder.find_spec(first, [str(Path.cwd()), *filter(None, before), *sys.path]) or importlib.util.find_spec(
+        first
+    )
+    for part in parts:
+        spec = spec and PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
+    inside = spec.submodule_search_locations if spec else None
+    if spec and (inside is None or PathFinder.find_spec("__main__", list(inside))):
+        return ""
+    why = f"{name!r} is a package without __main__" if spec else "there is no such module"
+    return (
+        f"entry.module = {name!r}: {why} (looked for from {Path.cwd()} and in what {sys.executable} has installed); "
+        "where nodes have another Python, say so by launch.python, launch.wrapper or launch.prologue"
+    )
 
 
 def _literal(text: str) -> str:
