@@ -11,6 +11,7 @@ import importlib
 import signal
 import sys
 import time
+import traceback
 
 from benchmarks import harness, report
 
@@ -34,13 +35,18 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is being measured ends with us
     began = time.monotonic()
     parts = [importlib.import_module(f"benchmarks.{name}").PART for name in options.only]
+    broken = []
     for part in parts:
-        if not options.report:
-            harness.measure(part, scale)
-        if not options.tiny:
-            report.rewrite(part)
-    print(f"{(time.monotonic() - began) / 60:.1f} minutes", flush=True)
-    return 0
+        try:
+            if not options.report:
+                harness.measure(part, scale)
+            if not options.tiny:
+                report.rewrite(part)
+        except Exception:  # noqa: BLE001  the other parts are measured all the same
+            traceback.print_exc()
+            broken.append(part.name)
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes" + (f"; failed: {', '.join(broken)}" if broken else ""))
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
