@@ -1,8 +1,9 @@
 """A rank is killed: until all processes are gone, until the first step after a restart in place, and who is blamed.
 
 `launch` beside torchrun on one machine, three ranks; the peer trains benchmarks/peers/plain.py, and for the
-restart keeps its store apart from torchrun's, or it would not come back at all (torch 2.13, gloo). `loses a node`: a real
-Slurm in namespaces of this machine (root, --full), as benchmarks.faults has it, whose 17 faults are in docs/faults.md.
+restart keeps its store apart from torchrun's, or it would not come back at all (torch 2.13, gloo). `loses a node`: a
+real Slurm in namespaces of this machine (root, --full), as benchmarks.faults has it, whose 17 faults are in
+docs/faults.md.
 """
 
 from __future__ import annotations
