@@ -139,13 +139,14 @@ def measure(scale: Scale) -> Iterator[Row]:
     for shape in SHAPES[:1] if scale.tiny else SHAPES:
         nodes, ranks = shape
         case, size = f"{nodes} x {ranks}", ranks if nodes == 1 else None
-        whole = scale.full or nodes * ranks <= 4  # else torchrun alone, for time's sake
+        whole = scale.full or scale.tiny or shape == (1, 4)  # else torchrun alone, for time's sake
         ways = {"launch": partial(start_ours, shape)}
-        ways |= {way: partial(theirs, way, shape) for way in WAYS if whole or way.startswith("torchrun")}
-        ways["torchrun static, our trainer"] = partial(start_ours, shape, "torchrun")
-        warm_up = shape == SHAPES[0] and not scale.tiny
+        ways |= {way: partial(theirs, way, shape) for way in WAYS if whole or way == "torchrun static"}
+        if whole:
+            ways["torchrun static, our trainer"] = partial(start_ours, shape, "torchrun")
+        warm_up = shape == SHAPES[0] and scale.full
         yield from interleaved(case, ways, scale.repetitions, warm_up=warm_up, size=size)
-    shape = SHAPES[0 if scale.tiny else 1]
+    shape = SHAPES[1 if scale.full else 0]
     ways = {way: partial(memory, way, shape) for way in ("launch", *WAYS)}
     yield from interleaved(f"{shape[0]} x {shape[1]}, memory", ways, 1, warm_up=False)
 

@@ -71,7 +71,7 @@ def measure(scale: Scale) -> Iterator[Row]:
             write_runs(config, 0)
             time.sleep(SETTLE_S)
             ways = {"summarise": partial(summarise, config, True), "summarise again": partial(summarise, config, False)}
-            ways |= {"summarise, 10 more": partial(more, config, size)} if scale.full or scale.tiny else {}
+            ways |= {"summarise, 10 more": partial(more, config, size)}
             ways |= {name: partial(theirs, script, place / "results") for name, script in PEERS.items()}
             yield from interleaved(f"{size:,} runs", ways, scale.repetitions, size=size, warm_up=False)
 

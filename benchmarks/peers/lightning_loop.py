@@ -65,10 +65,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1)
     options, _ = parser.parse_known_args()
     work, shards = Work(options.case, options.ranks * options.nodes, options.steps), options.strategy == "fsdp"
+    # by its own choice, ranks of a node would be tensor-parallel and reduce no gradients
+    sharded = ModelParallelStrategy(work.world_size, tensor_parallel_size=1, process_group_backend="gloo")
     ddp = DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=options.ranks, num_nodes=options.nodes, max_steps=work.steps,
-        strategy=ModelParallelStrategy(process_group_backend="gloo") if shards else ddp,
+        strategy=sharded if shards else ddp,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         use_distributed_sampler=False, log_every_n_steps=100,
     )  # fmt: skip

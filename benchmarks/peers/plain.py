@@ -14,7 +14,6 @@ import os
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -29,6 +28,8 @@ def train(case: str, strategy: str, steps: int | None) -> None:
     clock = Clock(work, rank)
     model = work.model()
     if strategy == "fsdp":
+        from torch.distributed.fsdp import fully_shard  # takes a second, which DDP has no use for
+
         for block in getattr(model, "blocks", ()):
             fully_shard(block)
         fully_shard(model)

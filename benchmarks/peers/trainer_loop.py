@@ -1,6 +1,7 @@
 """The same training with Hugging Face's Trainer, under torchrun: `trainer_loop.py CASE [STEPS]`, for the GPT.
 
-Its own default is fused AdamW; no reports, checkpoints or progress bar that nobody asked for.
+Its own default is fused AdamW; no reports, checkpoints or progress bar that nobody asked for, and no search for unused
+parameters, which it makes by itself for a model that is not of its library.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main() -> None:
         learning_rate=OPTIM["lr"], weight_decay=OPTIM["weight_decay"], adam_beta1=OPTIM["betas"][0],
         adam_beta2=OPTIM["betas"][1], lr_scheduler_type="constant", max_grad_norm=0.0, report_to="none",
         save_strategy="no", logging_steps=TELL_STEPS[case], disable_tqdm=True, use_cpu=True, ddp_backend="gloo",
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=False, ddp_find_unused_parameters=False,
     )  # fmt: skip
     dist.all_reduce(torch.ones(1))
     clock = Clock(work, arguments.process_index)
