@@ -107,12 +107,13 @@ def play(lab: Lab, folder: Path, kills: Kills, num_steps: int = 150) -> Iterator
     """All kills, in as many runs as it takes, each judged when it has ended."""
     began = time.monotonic()
     project = Project(lab, folder, "run recipe", CONFIG, **RECIPES)
-    rows = [(ALONE + recipe, recipe, False) for recipe in RECIPES]
+    recipes = [recipe for recipe in RECIPES if recipe == RUNS[0][0] or len(kills.within) > kills.per_run]
+    rows = [(ALONE + recipe, recipe, False) for recipe in recipes]
     write_sheet(project, num_steps, rows)
-    alone = {recipe: Submitted(project, ALONE + recipe, num_steps, {}) for recipe in RECIPES}
+    alone = {recipe: Submitted(project, ALONE + recipe, num_steps, {}) for recipe in recipes}
     for one in alone.values():
         one.finish()
-    print(f"{', '.join(ALONE + recipe for recipe in RECIPES)}: finished ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"{', '.join(ALONE + recipe for recipe in recipes)}: finished ({time.monotonic() - began:.0f} s)", flush=True)
     for number, (recipe, beside) in enumerate(itertools.cycle(RUNS)):
         if not kills.within and not kills.ends:
             return

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.accounting import AccountedLab, missing
 from tests.cluster.lab import Lab
-from tests.cluster.project import QUICK
+from tests.cluster.project import QUICK, SNAKEMAKE
 from trainpkg.tables.rows.accounting import Life, ask_sacct, life_at, parse
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(300)]
@@ -92,7 +92,7 @@ def test_the_executor_follows_a_job_by_sacct(accounted: AccountedLab) -> None:
     folder = accounted.shared_dir / "followed"
     folder.mkdir()
     (folder / "Snakefile").write_text(SNAKEFILE)
-    command = [sys.executable, "-m", "snakemake", "--executor", "slurm", "--jobs", "1", *QUICK]
+    command = [*SNAKEMAKE, "--executor", "slurm", "--jobs", "1", *QUICK]
     done = accounted.run([*command, "--slurm-status-command", "sacct"], cwd=folder, timeout=240, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert (folder / "a.txt").exists()

@@ -41,10 +41,21 @@ TASKS = {
 @pytest.mark.failure("F043")
 @pytest.mark.failure("F067")
 @pytest.mark.timeout(900)  # most of it imports of torch, one per rank
-def test_all_backends_train_two_nodes_to_the_same_weights(lab: Lab, shared_dir: Path) -> None:
+@pytest.mark.parametrize(
+    "backends",
+    [
+        ("spawn", "torchrun", "torchrun-static", "srun", "mpi"),
+        pytest.param(tuple(BACKENDS), marks=pytest.mark.long),  # a command's ranks: distributed/test_own_programs.py
+    ],
+    ids=["most", "all"],
+)
+def test_all_backends_train_two_nodes_to_the_same_weights(
+    lab: Lab, shared_dir: Path, backends: tuple[str, ...]
+) -> None:
     """In one job, one after the other, while another step of it holds every CPU and shares none."""
     lines = [f"cd {CHECKOUT}", "srun --exclusive --cpus-per-task=2 sleep 600 &"]
-    for name, keys in BACKENDS.items():
+    for name in backends:
+        keys = BACKENDS[name]
         given = {"launch": TWO | {"backend": name} | keys}
         command = [sys.executable, "-m", "tests.distributed.launched", str(shared_dir / name / "run/train.json")]
         lines.append(f"env -i PATH=$PATH SLURM_JOB_ID=$SLURM_JOB_ID {shlex.join([*command, json.dumps(given)])}")
@@ -56,7 +67,7 @@ def test_all_backends_train_two_nodes_to_the_same_weights(lab: Lab, shared_dir: 
     lab.wait_job(job, timeout=840)
     output = (shared_dir / "out").read_text()
     first = load_file(shared_dir / "spawn/run/model/model.safetensors")
-    for name in BACKENDS:
+    for name in backends:
         assert (shared_dir / name / "status").read_text() == "0\n", output
         run = shared_dir / name / "run"
         weights = load_file(run / "model/model.safetensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.cluster.machine import CHECKOUT
-from tests.cluster.project import CONFIG, QUICK
+from tests.cluster.project import CONFIG, QUICK, SNAKEMAKE
 from tests.pages import blocks
 
 PAGE = CHECKOUT / "docs/ten-minutes.md"
@@ -29,6 +30,15 @@ def quick(profile: Path) -> None:
     profile.write_text(text)
 
 
+def quick_snakemake(folder: Path) -> Path:
+    """A directory for the PATH whose `snakemake` looks often."""
+    command = folder / "bin/snakemake"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(SNAKEMAKE)} "$@"\n')
+    command.chmod(0o755)
+    return command.parent
+
+
 @pytest.mark.timeout(600)
 def test_ten_minutes_on_a_cluster(lab: Lab, shared_dir: Path) -> None:
     clone = shared_dir / "trainpkg"
@@ -37,7 +47,7 @@ def test_ten_minutes_on_a_cluster(lab: Lab, shared_dir: Path) -> None:
     for folder in ("workflow", "profiles", "cluster", "config"):
         shutil.copytree(CHECKOUT / folder, clone / folder)
     quick(clone / "cluster/profile.yaml")
-    path = f"export PATH={Path(sys.executable).parent}:$PATH\n"
+    path = f"export PATH={quick_snakemake(shared_dir)}:{Path(sys.executable).parent}:$PATH\n"
     typed = 0
     for block in blocks(PAGE):
         if "site" in block.marks:  # where the page says `yours`

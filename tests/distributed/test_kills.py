@@ -15,7 +15,7 @@ pytestmark = pytest.mark.distributed
 @pytest.mark.parametrize(
     ("rounds", "seed"),
     [
-        pytest.param(8, 7, marks=pytest.mark.timeout(400), id="few"),
+        pytest.param(4, 7, marks=pytest.mark.timeout(400), id="few"),
         pytest.param(100, 1, marks=[pytest.mark.long, pytest.mark.timeout(3600)], id="hundred"),
     ],
 )

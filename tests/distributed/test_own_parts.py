@@ -72,6 +72,7 @@ def test_the_page_s_run_is_checked_and_trained_on_two_nodes(project: Path) -> No
     ):
         done = trainpkg(project, "launch", stage, "--run", "waves", "--out", f"results/{out}")
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 of 2 ranks joined in" in done.stdout
     result = json.loads((project / "results/runs/waves/evaluation.json").read_text())
     assert result["num_samples"] == 101
     assert 0 < result["metrics"]["rmse"] < 0.5

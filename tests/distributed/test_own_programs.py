@@ -60,7 +60,7 @@ def spawned(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"backend": "torchrun-static"},
+        pytest.param({"backend": "torchrun-static"}, marks=pytest.mark.long),  # ours: cluster/test_backends.py
         {"backend": "torchrun"},
         {"backend": "command", "command": TORCHRUN + "{entry}"},
     ],

@@ -21,6 +21,8 @@ TWO = {"nodes": 2, "gpus_per_node": 2}
 GLOO = {"entry": "tests.distributed.entries:gloo"}
 LIMIT_S = 150.0  # agents and ranks import torch, one after the other, in turn with other tests
 BOTH = pytest.mark.parametrize("backend", ["torchrun", "torchrun-static"])
+# what agents do alike, however they meet
+ALIKE = pytest.mark.parametrize("backend", ["torchrun", pytest.param("torchrun-static", marks=pytest.mark.long)])
 
 
 def launched(folder: Path, keys: dict[str, Any], *more: Any, **named: Any) -> Launch:
@@ -64,21 +66,21 @@ def test_a_killed_rank_is_the_cause_and_all_start_again_with_another_port(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("bad", "status", "sentence"),
+    ("nodes", "bad", "status", "sentence"),
     [
-        ("exit7:1:4", 7, "rank 1 on node 0 (sim0) exited with status 7 at step 3"),
-        ("exit0:2:4", 1, "rank 2 on node 1 (sim1) exited with status 0 at step 3, before"),
+        (1, "exit7:1:4", 7, "rank 1 on node 0 (sim0) exited with status 7 at step 3"),
+        (2, "exit0:2:4", 1, "rank 2 on node 1 (sim1) exited with status 0 at step 3, before"),
     ],
 )
-def test_each_end_has_its_own_status(tmp_path: Path, bad: str, status: int, sentence: str) -> None:
-    keys = TWO | {"backend": "torchrun-static"}
+def test_each_end_has_its_own_status(tmp_path: Path, nodes: int, bad: str, status: int, sentence: str) -> None:
+    keys = TWO | {"nodes": nodes, "backend": "torchrun-static"}
     failed = launched(tmp_path, keys, environment={"TEST_BAD": bad, "TEST_STEPS": "2000"}).run()
     assert failed.status == status, failed.output
     assert sentence in failed.last_line
 
 
 @pytest.mark.failure("F090")
-@BOTH
+@ALIKE
 def test_an_agent_that_is_killed_is_named_and_takes_its_ranks_along(tmp_path: Path, backend: str) -> None:
     def kill_agent(launch: Launch, process: subprocess.Popen[bytes]) -> None:
         launch.wait_for_line("4 of 4 ranks joined")
@@ -106,7 +108,7 @@ def agents(launch: Launch) -> list[int]:
 
 @pytest.mark.failure("F074")
 @pytest.mark.failure("F076")
-@BOTH
+@ALIKE
 def test_a_warning_signal_to_the_agent_alone_reaches_the_ranks_which_save(tmp_path: Path, backend: str) -> None:
     def warn(launch: Launch, process: subprocess.Popen[bytes]) -> None:
         launch.wait_for_line("step 1 of")

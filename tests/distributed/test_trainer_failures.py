@@ -16,13 +16,14 @@ from tests.distributed.launching import Launch
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 TWO = {"nodes": 2, "gpus_per_node": 1}
+ONE = {"nodes": 1, "gpus_per_node": 2}  # where the node of a rank changes nothing: half as many imports of torch
 TRAINER = {"entry": "tests.distributed.trainers:main", "preload": ["torch", "torch._dynamo", "trainpkg.train"]}
 
 
 def launch(
     folder: Path, fault: str, config: dict[str, Any] | None = None, generations: str = "0", **keys: Any
 ) -> Launch:
-    """A training of 30 steps that saves every 10, on two simulated nodes."""
+    """A training of 30 steps that saves every 10: two ranks, on two simulated nodes where `keys` say nothing else."""
     sections = {"train": {"max_steps": 30, "global_batch": 16}, "checkpoint": {"every_steps": 10}}
     sections |= {"logging": {"every_steps": 5, "eval_every_steps": 30}, "model": {"name": "conv", "width": 8}}
     for section, more in (config or {}).items():
@@ -66,9 +67,9 @@ def test_a_rank_that_somebody_stops_is_named_before_any_timeout_of_torch(tmp_pat
 
 
 def test_a_rank_that_hangs_before_it_joins_is_named(tmp_path: Path) -> None:
-    failed = launch(tmp_path, "before_join:1:hang", init_timeout_s=2.0).run()
+    failed = launch(tmp_path, "before_join:1:hang", init_timeout_s=2.0, **ONE).run()
     assert failed.status == 1, failed.output
-    assert "rank 1 on node 1 (sim1) did not join the process group" in failed.last_line
+    assert "rank 1 on node 0 (sim0) did not join the process group" in failed.last_line
     assert "it is in _hang (distributed/trainers.py:" in failed.last_line
 
 
@@ -84,16 +85,16 @@ def test_a_collective_inside_a_branch_of_rank_0_is_named_at_the_end(tmp_path: Pa
 
 
 def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
-    failed = launch(tmp_path, "in_step:1:12:leave").run()
+    failed = launch(tmp_path, "in_step:1:12:leave", **ONE).run()
     assert failed.status == 1, failed.output
-    assert "rank 1 on node 1 (sim1) raised SystemExit at step 12" in failed.last_line
+    assert "rank 1 on node 0 (sim0) raised SystemExit at step 12" in failed.last_line
 
 
 @pytest.mark.failure("F099")
 def test_a_save_that_outlasts_the_timeout_of_steps_is_no_failure(tmp_path: Path) -> None:
     config = {"checkpoint": {"every_steps": 30, "timeout_s": 60.0}}
     keys = {"collective_timeout_s": 1.5, "progress_timeout_s": 2.0}
-    done = launch(tmp_path, "slow_publish:4", config, **keys).run()
+    done = launch(tmp_path, "slow_publish:4", config, **keys, **ONE).run()
     assert done.status == 0, done.output
     assert "of at most 60 s" in rank_log(done, 0)
 
@@ -101,9 +102,9 @@ def test_a_save_that_outlasts_the_timeout_of_steps_is_no_failure(tmp_path: Path)
 @pytest.mark.failure("F099")
 def test_a_save_that_outlasts_its_own_timeout_is(tmp_path: Path) -> None:
     config = {"checkpoint": {"every_steps": 30, "timeout_s": 1.5}}
-    failed = launch(tmp_path, "slow_write:1:600", config, collective_timeout_s=1.0).run()
+    failed = launch(tmp_path, "slow_write:1:600", config, collective_timeout_s=1.0, **ONE).run()
     assert failed.status == 1, failed.output
-    assert "rank 1 on node 1 (sim1) took no part" in failed.last_line
+    assert "rank 1 on node 0 (sim0) took no part" in failed.last_line
     assert "slow_write" in failed.last_line or "wrapped (distributed/trainers.py" in failed.last_line
 
 
@@ -127,7 +128,7 @@ def test_two_requests_do_not_wait_for_a_save(tmp_path: Path) -> None:
         launch.wait_for_line("a checkpoint is being saved")
         process.send_signal(signal.SIGINT)
 
-    ended = launch(tmp_path, "slow_write:1:600", save_grace_s=500.0).run(interrupt)
+    ended = launch(tmp_path, "slow_write:1:600", save_grace_s=500.0, **ONE).run(interrupt)
     assert ended.status == 130, ended.output
 
 
@@ -146,7 +147,7 @@ def test_what_all_ranks_have_written_is_published_though_one_of_them_dies(tmp_pa
 @pytest.mark.failure("F092")
 def test_a_save_that_a_dead_rank_takes_part_in_is_not_waited_for(tmp_path: Path) -> None:
     began = time.monotonic()
-    done = launch(tmp_path, "in_save:1:10:kill", max_restarts=1, save_grace_s=500.0).run()
+    done = launch(tmp_path, "in_save:1:10:kill", max_restarts=1, save_grace_s=500.0, **ONE).run()
     assert done.status == 0, done.output
     assert time.monotonic() - began < 240
     assert "starts at step 0" in rank_log(done, 0, 1)
@@ -173,12 +174,12 @@ def test_a_stop_is_heard_within_an_evaluation_which_is_made_up_for(tmp_path: Pat
         process.send_signal(signal.SIGTERM)
 
     config = {"logging": {"eval_every_steps": 10}, "evaluate": {"batch": 4}}  # 45 passes
-    stopped = launch(tmp_path, "slow_evaluation:1.0", config).run(ask)
+    stopped = launch(tmp_path, "slow_evaluation:1.0", config, **ONE).run(ask)
     assert stopped.status == 75, stopped.output
     assert "stopped and saved at step 10" in stopped.last_line
     assert "stops at step 10: SIGUSR2, honoured after" in rank_log(stopped, 0)
     assert '"kind": "eval"' not in records(stopped)
-    again = launch(tmp_path, "none", config).run()
+    again = launch(tmp_path, "none", config, **ONE).run()
     assert again.status == 0, again.output
     evaluated = [json.loads(line)["step"] for line in records(again).splitlines() if '"eval"' in line]
     assert evaluated == [10, 20, 30]
@@ -190,9 +191,9 @@ def records(launch: Launch) -> str:
 
 
 def test_memory_that_no_machine_has_is_told_with_its_size(tmp_path: Path) -> None:
-    failed = launch(tmp_path, "in_step:1:12:ask").run()
+    failed = launch(tmp_path, "in_step:1:12:ask", **ONE).run()
     assert failed.status == 1, failed.output
-    assert "rank 1 on node 1 (sim1) ran out of memory at step 12 (RuntimeError, 4503599627370496 bytes asked for)" in (
+    assert "rank 1 on node 0 (sim0) ran out of memory at step 12 (RuntimeError, 4503599627370496 bytes asked for)" in (
         failed.last_line
     )
     assert failed.file("0/failure.json")["kind"] == "oom"
