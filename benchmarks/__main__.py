@@ -1,6 +1,6 @@
 """`python -m benchmarks [--only PART ...] [--full]`: measure, keep the results, rewrite tables and plots.
 
-`make bench` calls it. Without --full: 2 repetitions and what fits into half an hour on two cores. `--report` measures
+`make bench` calls it. Without --full: 3 repetitions and what fits into half an hour on two cores. `--report` measures
 nothing and rewrites tables and plots from the results that are there.
 """
 
@@ -26,11 +26,11 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--full", action="store_true", help="every size, at least 5 repetitions, and a Slurm (root)")
-    parser.add_argument("--repetitions", type=int, help="2, with --full 5")
+    parser.add_argument("--repetitions", type=int, help="3, with --full 5")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--tiny", action="store_true", help="one round at the smallest size; keeps nothing")
     options = parser.parse_args()
-    repetitions = 1 if options.tiny else options.repetitions or (5 if options.full else 2)
+    repetitions = 1 if options.tiny else options.repetitions or (5 if options.full else 3)
     scale = harness.Scale(repetitions, options.full, options.tiny)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is being measured ends with us
     began = time.monotonic()
