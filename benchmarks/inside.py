@@ -20,7 +20,7 @@ Work = Callable[..., list[Row]]  # (context, run, folder, *arguments), on every 
 def in_ranks(work: Work, num_ranks: int, tree: dict[str, Any], *arguments: Any, **environment: str) -> list[Row]:
     """Rows of rank 0. `work` is a function of a module; `tree` the keys of a run; one thread per rank."""
     with tempfile.TemporaryDirectory(prefix="bench-") as place, set_to(OMP_NUM_THREADS="1", **environment):
-        tree = {"run": "bench", "recipe": "bench", "launch": {"device": "cpu"}} | tree
+        tree = {"run": "bench", "recipe": "bench", "launch": {"device": "cpu", "gpus_per_node": num_ranks}} | tree
         try:
             spawn(_live, (work, tree, place, arguments), nprocs=num_ranks)
         except RankFailedError as error:
