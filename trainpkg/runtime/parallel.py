@@ -11,6 +11,7 @@ belongs here as well, in training and evaluation alike.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, cast
 
@@ -46,6 +47,11 @@ class Single:
         initial.fill(self.module, run.seed, ctx.device, shards_on)
         self.model: nn.Module = self.module  # what the training loop calls
 
+    @functools.cached_property
+    def _weights(self) -> list[nn.Parameter]:
+        """Found once: walking through the modules takes longer than their gradients' norm in a small model."""
+        return list(self.module.parameters())
+
     @property
     def data_rank(self) -> int:
         """Which of `data_world_size` shares of the samples this rank works on; ranks that share sequences have one."""
@@ -80,7 +86,7 @@ class Single:
         Returns the norm before that, of the gradients without scale: 0-dim, on the device, equal on all ranks; infinite
         or NaN where a gradient of any rank is.
         """
-        gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
+        gradients = [local(p.grad) for p in self._weights if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         norm = self.sum_over_shards(norms.square().sum()).sqrt()
         if scale is not None:
