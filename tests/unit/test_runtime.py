@@ -155,8 +155,8 @@ def test_cadence_bounds_latency_and_cost() -> None:
                 meetings.append(step)
                 cadence.met(step, step_s)
         gaps = [b - a for a, b in itertools.pairwise(meetings)]
-        assert meetings[0] == 1 and all(gap == 1 or gap * step_s <= 0.41 for gap in gaps)
-        assert len(meetings) * 0.3 <= 5000 * step_s + 1
+        assert meetings[0] == 1 and all(gap == 1 or gap * step_s <= 1.01 for gap in gaps)
+        assert len(meetings) * 0.9 <= 5000 * step_s + 4
 
 
 def test_rng_state_goes_through_json() -> None:

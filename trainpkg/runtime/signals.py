@@ -60,11 +60,12 @@ class StopRequest:
 class Cadence:
     """At which steps the ranks meet: a request is noticed within about `latency_s`, and meeting costs next to nothing.
 
+    Next to nothing because a device is waited for once a second at most: in every step, it would never have work ahead.
     The distance follows the slowest rank's measured step time, which all ranks learn at each meeting: so all ranks
     compute the same distance, and none waits alone in a collective.
     """
 
-    def __init__(self, latency_s: float = 0.4, most_steps: int = 1000) -> None:
+    def __init__(self, latency_s: float = 1.0, most_steps: int = 1000) -> None:
         self._latency_s = latency_s
         self._most_steps = most_steps
         self._next = 0
