@@ -155,7 +155,7 @@ def loop(t: Training) -> str:
     return "finished"
 
 
-def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:
+def meet(t: Training, grad_norm: Tensor | None, records: bool) -> bool:
     """All ranks exchange one row: who wants to stop, loss sums, times, memory. Returns whether all stop.
 
     The only place in the loop, besides evaluating and saving, that waits for the device.
@@ -179,6 +179,7 @@ def meet(t: Training, grad_norm: Tensor, records: bool) -> bool:
     t.checkpoints.agree(wishes)
     t.cadence.met(state.step, max(steps_s))
     if records:
+        assert grad_norm is not None
         told = t.update.record()
         state.last_loss = sum(totals) / sum(counts)
         rate = meter.num_steps * t.run.train.global_batch / meter.steps_s

@@ -31,7 +31,7 @@ def weights(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
 
 
-def step(update: Update, module: nn.Module, number: int, factor: float = 1.0, records: bool = False) -> Tensor:
+def step(update: Update, module: nn.Module, number: int, factor: float = 1.0, records: bool = False) -> Tensor | None:
     update.begin(number - 1)
     loss = module(torch.ones(2, 4)).square().mean() * factor
     update.scaled(loss).backward()  # type: ignore[no-untyped-call]
@@ -59,6 +59,18 @@ def test_nan_is_let_through_where_asked_for() -> None:
     update, module = updating(train__nonfinite="ignore")
     step(update, module, 1, float("nan"))
     assert torch.isnan(weights(module)).any() and update.first_bad() == 0
+
+
+def test_the_norm_is_computed_where_something_needs_it() -> None:
+    """A record, clipping, or a look for NaN; the weights are the same without it."""
+    update, module = updating(train__nonfinite="ignore", optim__clip_norm=None)
+    looking, other = updating(train__nonfinite="stop", optim__clip_norm=None)
+    for number, records in ((1, False), (2, True), (3, False)):
+        norm, known = (step(*its, number, records=records) for its in ((update, module), (looking, other)))
+        assert known is not None and (torch.equal(norm, known) if records else norm is None)
+        assert torch.equal(weights(module), weights(other))
+    clipping, module = updating(train__nonfinite="ignore", optim__clip_norm=1.0)
+    assert step(clipping, module, 1) is not None
 
 
 def test_the_loss_scale_is_torch_s_own() -> None:

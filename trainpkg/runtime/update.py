@@ -36,8 +36,12 @@ class Update:
         self._peak = optim.peak(run.optim, run.train.global_batch)
         device = strategy.ctx.device
         self._scales = run.train.precision == "fp16"
+        self._looks = run.train.nonfinite != "ignore"
+        # Else nobody asks for the norm but records: it reads all gradients, and where they are sharded ranks wait for it.
+        self._needs_norm = self._looks or self._scales or run.optim.clip_norm is not None
         self._scale = torch.full((), FIRST_SCALE if self._scales else 1.0, device=device)
         self._good_steps = torch.zeros((), device=device)
+        self._fine = torch.zeros((), dtype=torch.bool, device=device)
         self._skipped = torch.zeros((), device=device)  # steps that changed no weight, since step 0
         self._first_bad = torch.zeros((), device=device)  # the first step with a NaN that stops the run; 0: none
 
@@ -51,18 +55,18 @@ class Update:
         """What backward starts from."""
         return loss * self._scale if self._scales else loss
 
-    def step(self, step: int, loss: Tensor, records: bool = False) -> Tensor:
+    def step(self, step: int, loss: Tensor, records: bool = False) -> Tensor | None:
         """Change the weights for the `step`-th time; returns the gradients' norm (see `Single.clip`).
 
         `loss`: of the last micro-batch, without scale; under fp16 it tells NaN from mere overflow. `records`: `record`
-        will be asked for this step.
+        will be asked for this step; else the norm may be None, where neither clipping nor a look for NaN needs it.
         """
         if records:
             self.layers.before(self._scale)
-        norm = self.strategy.clip(self._run.optim.clip_norm, self._scale if self._scales else None)
-        bad = ~torch.isfinite(norm)
-        if self._run.train.nonfinite == "ignore":
-            bad = torch.zeros_like(bad)
+        norm = None
+        if records or self._needs_norm:
+            norm = self.strategy.clip(self._run.optim.clip_norm, self._scale if self._scales else None)
+        bad = ~torch.isfinite(norm) if norm is not None and self._looks else self._fine
         for optimizer in self.optimizers:
             self._step_unless(bad, optimizer)
             optimizer.zero_grad(set_to_none=True)
