@@ -37,7 +37,7 @@ class Update:
         device = strategy.ctx.device
         self._scales = run.train.precision == "fp16"
         self._looks = run.train.nonfinite != "ignore"
-        # Else nobody asks for the norm but records: it reads all gradients, and where they are sharded ranks wait for it.
+        # Else only records ask for the norm. It reads all gradients, and ranks wait for it where those are sharded.
         self._needs_norm = self._looks or self._scales or run.optim.clip_norm is not None
         self._scale = torch.full((), FIRST_SCALE if self._scales else 1.0, device=device)
         self._good_steps = torch.zeros((), device=device)
