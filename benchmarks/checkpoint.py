@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, Part, Row, Scale, Unsuccessful, told
+from benchmarks.commands import Unsuccessful
+from benchmarks.harness import Figure, Part, Row, Scale, told
 from benchmarks.inside import in_ranks
 from benchmarks.memory import step
 

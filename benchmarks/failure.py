@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from benchmarks import ours, workload
+from benchmarks.commands import Commands, Unsuccessful, folder, last_line, python
 from benchmarks.faults_page import root_causes
-from benchmarks.harness import Commands, Figure, Part, Row, Scale, Unsuccessful, folder, interleaved, last_line, python
+from benchmarks.harness import Figure, Part, Row, Scale, interleaved
 from benchmarks.launch import AGENT, PEERS, PID
 
 RANKS, VICTIM = 3, 1

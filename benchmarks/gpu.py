@@ -23,19 +23,8 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.harness import (
-    ROOT,
-    Figure,
-    Part,
-    Plot,
-    Row,
-    Scale,
-    Unsuccessful,
-    folder,
-    interleaved,
-    output_of,
-    python,
-)
+from benchmarks.commands import ROOT, Unsuccessful, folder, output_of, python
+from benchmarks.harness import Figure, Part, Plot, Row, Scale, interleaved
 
 # dense bf16, without sparsity, from NVIDIA's data sheets
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "A10": 125.0, "V100": 125.0}

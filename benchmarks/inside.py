@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, Unsuccessful
+from benchmarks.commands import Unsuccessful
+from benchmarks.harness import Row
 from trainpkg.launch import RankFailedError, spawn
 
 Work = Callable[..., list[Row]]  # (context, run, folder, *arguments), on every rank; rank 0's rows are kept

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from benchmarks import ours, workload
-from benchmarks.harness import ROOT, Commands, Figure, Part, Plot, Row, Scale, Unsuccessful, folder, interleaved, python
-from benchmarks.harness import private_mb as private_of
+from benchmarks.commands import ROOT, Commands, Unsuccessful, folder, python
+from benchmarks.commands import private_mb as private_of
+from benchmarks.harness import Figure, Part, Plot, Row, Scale, interleaved
 
 LIMIT_S = 240.0
 PEERS = ROOT / "benchmarks" / "peers"

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.harness import python
+from benchmarks.commands import python
 
 RUN = "bench"
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ours, workload
-from benchmarks.harness import ROOT, Figure, Part, Row, Scale, Unsuccessful, interleaved
+from benchmarks.commands import ROOT, Unsuccessful
+from benchmarks.harness import Figure, Part, Row, Scale, interleaved
 
 STEPS_BEFORE, EVERY = 130, 50
 TRAINS_CAP_S, AGAIN_CAP_S = 600.0, 240.0  # Slurm lets a requeued job wait for two minutes

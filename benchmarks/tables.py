@@ -8,16 +8,14 @@ the largest.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import ROOT, Figure, Part, Plot, Row, Scale, Unsuccessful, folder, interleaved, path
+from benchmarks.commands import ROOT, folder, python, used_by
+from benchmarks.harness import Figure, Part, Plot, Row, Scale, interleaved
 from benchmarks.results_tree import write_runs, write_sheet
 
 MORE = 10
@@ -25,22 +23,11 @@ SETTLE_S = 4.0  # files younger than that are not relied on
 PEERS = {"pandas loops": "pandas_tables.py", "polars": "polars_tables.py"}
 
 
-def used_by(*arguments: str) -> Mapping[str, float]:
-    """Of one process of Python and its children."""
-    began = time.monotonic()
-    process = subprocess.Popen([sys.executable, *arguments], env=os.environ | {"PYTHONPATH": path()})
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        raise Unsuccessful(f"{arguments[0]} ended with status {os.waitstatus_to_exitcode(status)}")
-    wall_s = time.monotonic() - began
-    return {"wall_s": wall_s, "cpu_s": usage.ru_utime + usage.ru_stime, "memory_mb": usage.ru_maxrss * 1024 / 1e6}
-
-
 def summarise(config: Path, anew: bool) -> Mapping[str, float]:
     if anew:
         for name in ("tables", "plots"):
             shutil.rmtree(config.parent / "results" / name, ignore_errors=True)
-    return used_by("-m", "trainpkg", "summarise", "--config", str(config))
+    return used_by(python("-m", "trainpkg", "summarise", "--config", str(config)))
 
 
 def more(config: Path, num_runs: int) -> Mapping[str, float]:
@@ -61,7 +48,7 @@ def more(config: Path, num_runs: int) -> Mapping[str, float]:
 def theirs(script: str, results: Path) -> Mapping[str, float]:
     out = results.parent / "peer"
     shutil.rmtree(out, ignore_errors=True)
-    return used_by(str(ROOT / "benchmarks/peers" / script), str(results), str(out))
+    return used_by(python(str(ROOT / "benchmarks/peers" / script), str(results), str(out)))
 
 
 def measure(scale: Scale) -> Iterator[Row]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from benchmarks import ours, workload
-from benchmarks.harness import Commands, Figure, Part, Plot, Row, Scale, Unsuccessful, folder, interleaved, python
+from benchmarks.commands import Commands, Unsuccessful, folder, python
+from benchmarks.harness import Figure, Part, Plot, Row, Scale, interleaved
 from benchmarks.launch import PEERS, torchrun
 
 RANKS = 2

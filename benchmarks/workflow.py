@@ -17,15 +17,15 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, Figure, Part, Plot, Row, Scale, Unsuccessful, folder, interleaved
+from benchmarks.commands import ROOT, Unsuccessful, folder, path, python, used_by
+from benchmarks.harness import Figure, Part, Plot, Row, Scale, interleaved
 
 RECIPE = """\
 task: images
@@ -87,42 +87,32 @@ def checkout(place: Path, num_runs: int) -> None:
     (place / "results/smoke/1xall-cpu-single-spawn.json").write_text("{}")
 
 
-def used_by(command: Sequence[str], place: Path, *paths: Path) -> dict[str, float]:
-    """Wall seconds, CPU seconds (its children's too), largest resident memory in MB of one command."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*paths, ROOT]))}
-    with (place / "said").open("w") as said:
-        began = time.monotonic()
-        process = subprocess.Popen(command, cwd=place, env=env, stdout=said, stderr=subprocess.STDOUT)
-        _, status, used = os.wait4(process.pid, 0)
-    if status:
-        last = (place / "said").read_text().strip()[-300:]
-        raise Unsuccessful(f"{command[:3]} ended with {os.waitstatus_to_exitcode(status)}: {last}")
-    wall_s = time.monotonic() - began
-    return {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime, "memory_mb": used.ru_maxrss * 1024 / 1e6}
-
-
 def dry(command: list[str], num_runs: int) -> Mapping[str, float]:
     with folder() as place:
         checkout(place, num_runs)
-        found = used_by([sys.executable, *command], place)
+        found = used_by(python(*command), place=place)
         return found | {"ms_per_run": 1000 * found["cpu_s"] / num_runs}
 
 
 def share(num_runs: int) -> Mapping[str, float]:
     with folder() as place:
         checkout(place, num_runs)
-        used_by([sys.executable, "-c", SHARE], place)
+        used_by(python("-c", SHARE), place=place)
         found: Mapping[str, float] = json.loads((place / "share.json").read_text())
         return found
 
 
+def stand_in() -> dict[str, str]:
+    """The environment in which a training job writes its output and ends."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks/stand_in"), path()])}
+
+
 def scheduled(num_runs: int) -> Mapping[str, float]:
     """All trainings of the sheet, as fast as Snakemake starts them."""
-    stand_in = ROOT / "benchmarks/stand_in"
     with folder() as place:
         checkout(place, num_runs)
         options = ["--until", "train", "--quiet", "all", "--cores", "8", "--resources", "machine=8"]
-        found = used_by([sys.executable, "-m", "snakemake", *options], place, stand_in)
+        found = used_by(python("-m", "snakemake", *options), place=place, **stand_in())
         done = len(list(place.glob("results/runs/*/train.json")))
         if done != num_runs:
             raise Unsuccessful(f"{done} of {num_runs} runs have their output")
@@ -130,11 +120,10 @@ def scheduled(num_runs: int) -> Mapping[str, float]:
 
 
 def looped(num_runs: int) -> Mapping[str, float]:
-    stand_in = ROOT / "benchmarks/stand_in"
     with folder() as place:
         command = f"{shlex.quote(sys.executable)} -m trainpkg launch train --out results/$k.json"
         (place / "results").mkdir()
-        found = used_by(["bash", "-c", f"for k in $(seq {num_runs}); do {command}; done"], place, stand_in)
+        found = used_by(["bash", "-c", f"for k in $(seq {num_runs}); do {command}; done"], place=place, **stand_in())
         return found | {"ms_per_run": 1000 * found["wall_s"] / num_runs}
 
 
@@ -241,7 +230,7 @@ def main() -> None:
     parser.add_argument("--hot", type=int, metavar="RUNS", required=True, help="a multiple of 5")
     with folder() as place:
         checkout(place, parser.parse_args().hot)
-        used_by([sys.executable, "-c", HOT], place)
+        used_by(python("-c", HOT), place=place)
         print((place / "said").read_text())
 
 

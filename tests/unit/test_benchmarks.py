@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import plots, report
 from benchmarks.__main__ import PARTS
-from benchmarks.harness import Commands, Figure, Part, Plot, Unsuccessful, interleaved, python
+from benchmarks.commands import Commands, Unsuccessful, python
+from benchmarks.harness import Figure, Part, Plot, interleaved
 
 FIGURES = (Figure("step_s", "step", "s"), Figure("rate", "rate", "1/s", "more"), Figure("note", "note", "", None))
 PART = Part("launch", "A title", "a goal", "ours", FIGURES, lambda scale: iter(()))
