@@ -90,6 +90,9 @@ WAYS: dict[str, Callable[[int, Shape], list[list[str]]]] = {
 }
 
 
+BRIEF = ("torchrun static", "accelerate launch", "Lightning")  # without --full
+
+
 def theirs(way: str, shape: Shape) -> Mapping[str, float]:
     return clocked(WAYS[way](1, shape), lambda: "", lambda: False)
 
@@ -140,15 +143,15 @@ def measure(scale: Scale) -> Iterator[Row]:
     for shape in SHAPES[:1] if scale.tiny else SHAPES:
         nodes, ranks = shape
         case, size = f"{nodes} x {ranks}", ranks if nodes == 1 else None
-        whole = scale.full or scale.tiny or shape == (1, 4)  # else torchrun alone, for time's sake
+        chosen = tuple(WAYS) if scale.full or scale.tiny else BRIEF if shape == (1, 4) else BRIEF[:1]
         ways = {"launch": partial(start_ours, shape)}
-        ways |= {way: partial(theirs, way, shape) for way in WAYS if whole or way == "torchrun static"}
-        if whole:
+        ways |= {way: partial(theirs, way, shape) for way in chosen}
+        if scale.full:
             ways["torchrun static, our trainer"] = partial(start_ours, shape, "torchrun")
         warm_up = shape == SHAPES[0] and scale.full
         yield from interleaved(case, ways, scale.repetitions, warm_up=warm_up, size=size)
     shape = SHAPES[1 if scale.full else 0]
-    ways = {way: partial(memory, way, shape) for way in ("launch", *WAYS)}
+    ways = {way: partial(memory, way, shape) for way in ("launch", *(WAYS if scale.full else BRIEF))}
     yield from interleaved(f"{shape[0]} x {shape[1]}, memory", ways, 1, warm_up=False)
 
 

@@ -18,12 +18,13 @@ from benchmarks.launch import PEERS, torchrun
 
 RANKS = 2
 LIMIT_S = 600.0
-SHORT = {"conv": 300, "vit": 300, "gpt": 20}  # steps without --full
+SHORT = {"conv": 300, "gpt": 20}  # steps without --full
+BRIEF = (("conv", "ddp"), ("gpt", "ddp"), ("gpt", "fsdp"))  # without --full; the conv net without frameworks
 TOLERANCE = 1e-3  # of the sum over the weights: Trainer decays no biases and norms
 PEERS_OF = {
-    ("conv", "ddp"): ("plain loop", "Lightning", "accelerate"),
+    ("conv", "ddp"): ("plain loop", "plain loop, tuned", "Lightning", "accelerate"),
     ("vit", "ddp"): ("plain loop", "Lightning", "accelerate"),
-    ("gpt", "ddp"): ("plain loop", "Lightning", "accelerate", "HF Trainer"),
+    ("gpt", "ddp"): ("plain loop", "plain loop, tuned", "Lightning", "accelerate", "HF Trainer"),
     ("conv", "fsdp"): ("plain loop", "Lightning"),
     ("vit", "fsdp"): ("plain loop", "Lightning"),
     ("gpt", "fsdp"): ("plain loop", "Lightning"),
@@ -32,7 +33,7 @@ PEERS_OF = {
 
 def train_ours(case: str, strategy: str, steps: int | None) -> Mapping[str, float]:
     with folder() as place:
-        recipe = workload.recipe(case, RANKS, steps, strategy=strategy)
+        recipe = workload.recipe(case, RANKS, steps, as_bare=True, strategy=strategy)
         config = ours.project(place / "project", recipe, {"gpus_per_node": RANKS})
         with Commands([ours.command(config)]) as started:
             took_s = started.wait(LIMIT_S)
@@ -47,6 +48,7 @@ def train_theirs(way: str, case: str, strategy: str, steps: int | None) -> Mappi
     count = [str(steps)] if steps else []
     script = {
         "plain loop": ["plain.py", case, strategy, *count],
+        "plain loop, tuned": ["plain.py", case, strategy, *count, "--tuned"],
         "accelerate": ["accelerate_loop.py", case, *count],
         "HF Trainer": ["trainer_loop.py", case, *count],
     }
@@ -66,10 +68,10 @@ def train_theirs(way: str, case: str, strategy: str, steps: int | None) -> Mappi
 
 def measure(scale: Scale) -> Iterator[Row]:
     for (case, strategy), peers in PEERS_OF.items():
-        if case != "gpt" and (scale.tiny or (strategy == "fsdp" and not scale.full)):
+        if (case, strategy) not in (PEERS_OF if scale.full else BRIEF) or (scale.tiny and case != "gpt"):
             continue
-        if case == "vit" and not scale.full:
-            peers = peers[:1]
+        if case == "conv" and not scale.full:
+            peers = peers[:2]
         steps = 2 * workload.TELL_STEPS[case] if scale.tiny else None if scale.full else SHORT[case]
         ways = {"ours": partial(train_ours, case, strategy, steps)}
         ways |= {way: partial(train_theirs, way, case, strategy, steps) for way in peers}

@@ -34,10 +34,11 @@ TINY_SAMPLES = 1024
 TELL_STEPS = {"conv": 100, "vit": 100, "gpt": 5}
 
 
-def recipe(case: str, world_size: int, steps: int | None = None, **more: Any) -> dict[str, Any]:
-    """The keys of a run of this package. A batch belongs to a rank."""
+def recipe(case: str, world_size: int, steps: int | None = None, as_bare: bool = False, **more: Any) -> dict[str, Any]:
+    """The keys of a run of this package. A batch belongs to a rank. `as_bare`: no look for NaN, as in peers' loops."""
     tree = {name: value for name, value in CASES[case].items() if name not in ("batch", "steps")}
     train = {"max_steps": steps or CASES[case]["steps"][1], "global_batch": CASES[case]["batch"] * world_size}
+    train |= {"nonfinite": "ignore"} if as_bare else {}
     logging = {"every_steps": TELL_STEPS[case], "eval_every_steps": 10**6}
     return tree | {"train": train, "logging": logging, "checkpoint": {"every_steps": 10**6}} | more
 

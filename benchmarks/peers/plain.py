@@ -1,9 +1,10 @@
 """A loop as PyTorch's own tutorials have it: DistributedDataParallel, or fully_shard, with a DataLoader.
 
-`plain.py CASE [ddp|fsdp] [STEPS]` under torchrun; with `--spawn RANKS [--nodes N --node K] --port P` by itself, through
-torch.multiprocessing.spawn.
+`plain.py CASE [ddp|fsdp] [STEPS] [--tuned]` under torchrun; by itself, through
+torch.multiprocessing.spawn, with `--spawn RANKS [--nodes N --node K] --port P`.
 After intermediate/ddp_tutorial (DDP with default settings, AdamW with default settings), beginner/basics (the loss is
 printed every so many steps) and intermediate/FSDP_tutorial (fully_shard of each block, then of the whole).
+`--tuned`: with what PyTorch's tuning guide adds to them, fused AdamW and gradients that live in DDP's buckets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 from benchmarks.workload import OPTIM, Clock, Work
 
 
-def train(case: str, strategy: str, steps: int | None) -> None:
+def train(case: str, strategy: str, steps: int | None, tuned: bool = False) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     dist.all_reduce(torch.ones(1))
@@ -34,8 +35,8 @@ def train(case: str, strategy: str, steps: int | None) -> None:
             fully_shard(block)
         fully_shard(model)
     else:
-        model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), **OPTIM)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=tuned)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=tuned, **OPTIM)
     loader = DataLoader(work.dataset(), batch_size=work.batch, sampler=work.sampler(rank))
     for batch in loader:
         loss = work.loss(model, batch)
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("case")
     parser.add_argument("strategy", nargs="?", default="ddp")
     parser.add_argument("steps", nargs="?", type=int)
+    parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--spawn", type=int, default=0)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--node", type=int, default=0)
@@ -76,7 +78,7 @@ def main() -> None:
     if options.spawn:
         mp.spawn(spawned, (options,), nprocs=options.spawn)
     else:
-        train(options.case, options.strategy, options.steps)
+        train(options.case, options.strategy, options.steps, options.tuned)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ They import matplotlib while results are still being read, and draw while tables
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import tempfile
 from collections.abc import Mapping
@@ -59,6 +60,8 @@ class Drawing:
 
 def _prepare() -> None:
     import trainpkg.tables.plots  # noqa: F401
+
+    gc.freeze()  # nothing of it is garbage: else collections, and the process's end, would walk through it
 
 
 def _draw(

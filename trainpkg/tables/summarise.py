@@ -7,6 +7,7 @@ whether an unfinished run counts as running.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,7 @@ def main(args: argparse.Namespace) -> int:
     """Read all runs, write all tables and plots, say in one line what there is."""
     from trainpkg import sheet
 
+    gc.disable()  # what thousands of runs have said makes no cycles, and a look through it for some takes a second
     config = sheet.config_of(args)
     loaded = sheet.load(config, lazily=True)
     results_dir = loaded.results_dir if args.results is None else Path(args.results)  # a module's prefix moves them
