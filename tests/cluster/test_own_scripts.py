@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.lab import Lab
+from tests.cluster.machine import CHECKOUT
 from tests.cluster.test_launch import TWO, SlurmLaunch
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,5 +51,27 @@ def test_a_script_is_not_told_that_it_is_the_task_of_its_node(lab: Lab, shared_d
     """Lightning takes SLURM_NTASKS for the world and SLURM_PROCID for the rank wherever it finds them."""
     job, found = told(lab, shared_dir, ASKS_SLURM)
     for rank, variables in enumerate(found):
-        assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & variables.keys()
+        assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_ID"} & variables.keys()
         assert (variables["SLURM_JOB_ID"], variables["SLURM_NODEID"]) == (str(job.job), str(rank // 2))
+
+
+@pytest.mark.parametrize("name", ["ddp", "lightning"])
+def test_a_training_script_spans_nodes(lab: Lab, shared_dir: Path, name: str) -> None:
+    """One that any launcher starts, and one that looks for its ranks in Slurm's variables, and with mpi4py in MPI."""
+    if name == "lightning" and importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    recipe = yaml.safe_load((CHECKOUT / f"config/recipes/script_{name}.yaml").read_text())
+    launch = TWO | {"gpus_per_node": 1, "start_timeout_s": 120}
+    job = SlurmLaunch(
+        lab, shared_dir, launch, "--nodes=2", more={"entry": recipe["entry"]}, spec={"entry": "none"}, HOME="/root"
+    )
+    assert job.status() == 0, job.output
+    told = json.loads(job.out.read_text())
+    assert (told["status"], told["world_size"]) == ("finished", 2)
+    assert all(size > 0 for size in told["output_bytes"].values()) and told["output_bytes"]
+    plan = json.loads((shared_dir / "run/launch/1/0/plan.json").read_text())
+    assert [node["host"] for node in plan["nodes"]] == ["n1", "n2"]
+    records = [json.loads(line) for line in (shared_dir / "run/metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["step"] == 24, "each of two ranks has half of the data"
+    assert records[-1]["loss"] < records[0]["loss"] / 2
+    job.nothing_left()

@@ -19,10 +19,12 @@ from trainpkg.launch.wire import Message
 
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 # What srun says to the one task that is the node's launcher. A script that asks Slurm before RANK (Lightning, say)
-# would take it for a rank's; where ranks are tasks it is one.
+# would take it for a rank's; where ranks are tasks it is one. In a step, Open MPI looks for srun and aborts the process
+# where it does not find it as it was built: Lightning has mpi4py, if there is one, ask whether it is under MPI.
 OF_A_TASK = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
-    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_GTIDS", "SLURM_TASK_PID",
+    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_STEP_ID",
+    "SLURM_STEPID",
 )  # fmt: skip
 OF_THE_MEETING = ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
