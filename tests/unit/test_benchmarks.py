@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import plots, report
 from benchmarks.__main__ import PARTS
 from benchmarks.commands import Commands, Unsuccessful, python
 from benchmarks.harness import Figure, Part, Plot, interleaved
+from benchmarks.throughput import share_apart
 
 FIGURES = (Figure("step_s", "step", "s"), Figure("rate", "rate", "1/s", "more"), Figure("note", "note", "", None))
 PART = Part("launch", "A title", "a goal", "ours", FIGURES, lambda scale: iter(()))
@@ -74,6 +76,14 @@ def test_commands_leave_no_process_behind() -> None:
         assert len(started.left()) == 1
     assert started.left() == []
     assert started.text == "started\n"
+
+
+def test_weights_that_end_elsewhere_are_told_from_rounding() -> None:
+    begin, ours = [torch.ones(2, 2), torch.zeros(3)], [torch.ones(2, 2), torch.full((3,), 0.1)]
+    assert share_apart(begin, ours, ours) == 0.0
+    assert share_apart(begin, ours, [torch.ones(2, 2), torch.full((3,), 0.101)]) == pytest.approx(0.01, rel=1e-3)
+    elsewhere = [torch.ones(2, 2), torch.tensor([0.1, -0.1, 0.1])]  # the same sum over |w|
+    assert share_apart(begin, ours, elsewhere) == pytest.approx((0.04 / 0.03) ** 0.5)
 
 
 def test_each_part_has_its_place_and_draws_what_it_measures() -> None:
