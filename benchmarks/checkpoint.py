@@ -19,7 +19,7 @@ from benchmarks.harness import Figure, Part, Row, Scale, told
 from benchmarks.inside import in_ranks
 from benchmarks.memory import step
 
-SAVE_AFTER = 1  # steps of each turn
+NUM_STEPS, SAVE_AFTER = 10, 1  # of each turn
 MODEL = {"name": "gpt", "dim": 512, "depth": 9, "heads": 8, "context": 32}
 TINY = {"name": "gpt", "dim": 128, "depth": 2, "heads": 8, "context": 32}
 
@@ -178,7 +178,7 @@ def measure(scale: Scale) -> Iterator[Row]:
             }  # fmt: skip
             common = {"case": f"{strategy}, {ranks} ranks"}
             try:
-                for row in in_ranks(look, ranks, tree, 16 if scale.full else 10, scale.repetitions):
+                for row in in_ranks(look, ranks, tree, NUM_STEPS, scale.repetitions):
                     yield common | row
             except Unsuccessful as error:
                 yield common | {"way": "ours", "round": 1, "failed": str(error)}

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -73,11 +73,21 @@ class Part:
 
 
 def interleaved(
-    case: str, ways: Mapping[str, Way], repetitions: int, warm_up: bool = True, **common: Any
+    case: str,
+    ways: Mapping[str, Way],
+    repetitions: int,
+    warm_up: bool = True,
+    once: Collection[str] = (),
+    **common: Any,
 ) -> Iterator[Row]:
-    """Each way once per round, in turn; with `warm_up` a round before that fills caches and is not told."""
+    """Each way once per round, in turn; with `warm_up` a round before that fills caches and is not told.
+
+    `once`: ways that are there in the first round alone, since they take long.
+    """
     for number in range(0 if warm_up else 1, repetitions + 1):
         for way, measure in ways.items():
+            if number > 1 and way in once:
+                continue
             row: Row = {"case": case, "way": way, "round": number, **common}
             began, load = time.monotonic(), os.getloadavg()[0]
             try:

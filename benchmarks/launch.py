@@ -21,7 +21,6 @@ LIMIT_S = 240.0
 PEERS = ROOT / "benchmarks" / "peers"
 PID = re.compile(r"rank \d+ is process (\d+)")
 Shape = tuple[int, int]  # nodes, ranks of each
-SHAPES: tuple[Shape, ...] = ((1, 2), (1, 4), (1, 8), (3, 2))
 AGENT = "torch.distributed.run"
 
 
@@ -90,7 +89,19 @@ WAYS: dict[str, Callable[[int, Shape], list[list[str]]]] = {
 }
 
 
-BRIEF = ("torchrun static", "accelerate launch", "Lightning")  # without --full
+TRAINER = "torchrun static, our trainer"
+FULL: dict[Shape, tuple[str, ...]] = {
+    (1, 2): tuple(WAYS),
+    (1, 4): (*WAYS, TRAINER),
+    (1, 8): ("torchrun static", "mp.spawn", "accelerate launch"),
+    (3, 2): ("torchrun static", "torchrun c10d", "accelerate launch"),
+}
+BRIEF: dict[Shape, tuple[str, ...]] = {  # without --full: every peer at one shape, torchrun at all
+    (1, 2): ("torchrun static", "mp.spawn", "accelerate launch"),
+    (1, 4): ("torchrun static", "Lightning"),
+    (1, 8): ("torchrun static",),
+    (3, 2): ("torchrun static",),
+}
 
 
 def theirs(way: str, shape: Shape) -> Mapping[str, float]:
@@ -140,18 +151,18 @@ def memory(way: str, shape: Shape) -> Mapping[str, float]:
 
 
 def measure(scale: Scale) -> Iterator[Row]:
-    for shape in SHAPES[:1] if scale.tiny else SHAPES:
+    chosen = {(1, 2): tuple(WAYS)} if scale.tiny else FULL if scale.full else BRIEF
+    for shape, peers in chosen.items():
         nodes, ranks = shape
         case, size = f"{nodes} x {ranks}", ranks if nodes == 1 else None
-        chosen = tuple(WAYS) if scale.full or scale.tiny else BRIEF if shape == (1, 4) else BRIEF[:1]
         ways = {"launch": partial(start_ours, shape)}
-        ways |= {way: partial(theirs, way, shape) for way in chosen}
-        if scale.full:
-            ways["torchrun static, our trainer"] = partial(start_ours, shape, "torchrun")
-        warm_up = shape == SHAPES[0] and scale.full
+        ways |= {way: partial(theirs, way, shape) for way in peers if way != TRAINER}
+        if TRAINER in peers:
+            ways[TRAINER] = partial(start_ours, shape, "torchrun")
+        warm_up = shape == (1, 2) and scale.full
         yield from interleaved(case, ways, scale.repetitions, warm_up=warm_up, size=size)
-    shape = SHAPES[1 if scale.full else 0]
-    ways = {way: partial(memory, way, shape) for way in ("launch", *(WAYS if scale.full else BRIEF))}
+    shape, peers = ((1, 4), tuple(WAYS)) if scale.full else ((1, 2), ("torchrun static",))
+    ways = {way: partial(memory, way, shape) for way in ("launch", *peers)}
     yield from interleaved(f"{shape[0]} x {shape[1]}, memory", ways, 1, warm_up=False)
 
 

@@ -115,7 +115,7 @@ def measure(scale: Scale) -> Iterator[Row]:
             return in_ranks(look, RANKS, tree, first, last, profiles)[0]
 
         ways = {"clock": lambda once=once: once(False), "torch profiler": lambda once=once: once(True)}
-        yield from interleaved(f"{case} ddp", ways, scale.repetitions, warm_up=False)
+        yield from interleaved(f"{case} ddp", ways, scale.repetitions, warm_up=False, once=("torch profiler",))
 
 
 PART = Part(

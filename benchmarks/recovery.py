@@ -22,7 +22,7 @@ from benchmarks.commands import ROOT, Unsuccessful
 from benchmarks.harness import Figure, Part, Row, Scale, interleaved
 
 STEPS_BEFORE, EVERY = 130, 50
-TRAINS_CAP_S, AGAIN_CAP_S = 600.0, 240.0  # Slurm lets a requeued job wait for two minutes
+TRAINS_CAP_S, AGAIN_CAP_S = 600.0, 120.0  # this Slurm lets a requeued job wait for 5 s, others for two minutes
 Progress = list[tuple[str, int]]  # which life of the run, step; in the order of their coming
 
 

@@ -25,15 +25,17 @@ from benchmarks.launch import PEERS, torchrun
 RANKS = 2
 LIMIT_S = 600.0
 SHORT = {"conv": 300, "gpt": 20}  # steps without --full
-BRIEF = (("conv", "ddp"), ("gpt", "ddp"), ("gpt", "fsdp"))  # without --full; the conv net without frameworks
 APART = 0.25  # seen: 0 from fused AdamW, 0.04 from the other one's rounding, 0.63 from another order of the samples
-PEERS_OF = {
+FULL: dict[tuple[str, str], tuple[str, ...]] = {
     ("conv", "ddp"): ("plain loop", "plain loop, tuned", "Lightning", "accelerate"),
     ("vit", "ddp"): ("plain loop", "Lightning", "accelerate"),
     ("gpt", "ddp"): ("plain loop", "plain loop, tuned", "Lightning", "accelerate", "HF Trainer"),
-    ("conv", "fsdp"): ("plain loop", "Lightning"),
-    ("vit", "fsdp"): ("plain loop", "Lightning"),
     ("gpt", "fsdp"): ("plain loop", "Lightning"),
+}
+BRIEF: dict[tuple[str, str], tuple[str, ...]] = {  # without --full
+    ("conv", "ddp"): ("plain loop", "plain loop, tuned"),
+    ("gpt", "ddp"): ("plain loop", "plain loop, tuned", "Lightning", "accelerate"),
+    ("gpt", "fsdp"): ("plain loop",),
 }
 
 
@@ -97,11 +99,9 @@ def share_apart(begin: Sequence[Tensor], ours: Sequence[Tensor], theirs: Sequenc
 
 
 def measure(scale: Scale) -> Iterator[Row]:
-    for (name, strategy), peers in PEERS_OF.items():
-        if (name, strategy) not in (PEERS_OF if scale.full else BRIEF) or (scale.tiny and name != "gpt"):
+    for (name, strategy), peers in (FULL if scale.full or scale.tiny else BRIEF).items():
+        if scale.tiny and name != "gpt":
             continue
-        if name == "conv" and not scale.full:
-            peers = peers[:2]
         steps = 2 * workload.TELL_STEPS[name] if scale.tiny else None if scale.full else SHORT[name]
         with folder() as place:
             case = Case(name, strategy, steps, place)

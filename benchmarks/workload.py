@@ -24,9 +24,9 @@ IMAGES: dict[str, Any] = {"task": "images", "data": {"name": "digits"}, "optim":
 TEXT: dict[str, Any] = {"task": "language", "data": {"name": "python_text", "max_bytes": 1_000_000}, "optim": SAME}
 # steps: (before the clock starts, all of them); told_every divides both
 CASES: dict[str, dict[str, Any]] = {
-    "conv": IMAGES | {"model": {"name": "conv", "width": 32, "dropout": 0.0}, "batch": 64, "steps": (100, 600)},
+    "conv": IMAGES | {"model": {"name": "conv", "width": 32, "dropout": 0.0}, "batch": 64, "steps": (100, 400)},
     "vit": IMAGES | {"model": {"name": "vit", "dim": 48, "depth": 2, "heads": 4, "patch": 2}, "batch": 64,
-                     "steps": (100, 500)},
+                     "steps": (100, 400)},
     "gpt": TEXT | {"model": {"name": "gpt", "dim": 256, "depth": 4, "heads": 4, "context": 128}, "batch": 8,
                    "steps": (5, 30)},
 }  # fmt: skip

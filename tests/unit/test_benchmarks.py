@@ -69,6 +69,11 @@ def test_ways_take_turns_and_a_bad_end_is_a_row(capsys: pytest.CaptureFixture[st
     assert [row.get("failed") for row in found] == [None, None, "it hung", "it hung"]
 
 
+def test_a_slow_way_is_there_in_the_first_round_alone() -> None:
+    found = interleaved("c", {name: lambda: {"step_s": 1.0} for name in "ab"}, 3, warm_up=False, once="b")
+    assert [(row["way"], row["round"]) for row in found] == [("a", 1), ("b", 1), ("a", 2), ("a", 3)]
+
+
 def test_commands_leave_no_process_behind() -> None:
     child = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('started')"
     with Commands([python("-c", child)]) as started:
