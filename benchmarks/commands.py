@@ -70,7 +70,7 @@ def used_by(
     """
     with folder() as own:
         account = ["-I", "-S", "-c", ACCOUNT, str(own / "account.json"), *command]
-        with Commands([python(*account)], environment, place) as started:
+        with Commands([python(*account)], environment, place, threads=None) as started:
             started.wait(limit_s)
         if place is not None:
             (place / "said").write_text(started.text)
@@ -85,13 +85,17 @@ class Commands:
     """
 
     def __init__(
-        self, commands: Sequence[list[str]], environment: Mapping[str, str] | None = None, place: Path | None = None
+        self,
+        commands: Sequence[list[str]],
+        environment: Mapping[str, str] | None = None,
+        place: Path | None = None,
+        threads: int | None = 1,
     ) -> None:
         self.mark = uuid.uuid4().hex
         self._log = tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log", mode="w")  # noqa: SIM115
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)) if threads else {}
         own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        env = own | threads | {"PYTHONPATH": path(), "BENCH_MARK": self.mark} | dict(environment or {})
+        env = own | limits | {"PYTHONPATH": path(), "BENCH_MARK": self.mark} | dict(environment or {})
         self._kept: str | None = None  # what was said, once the log is gone
         self.began = time.monotonic()
         self.processes = [

@@ -37,9 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Read all runs, write all tables and plots, say in one line what there is."""
+    gc.disable()  # what thousands of runs have said makes no cycles, and a look through it for some takes a second
+    try:
+        return _summarise(args)
+    finally:
+        gc.enable()
+
+
+def _summarise(args: argparse.Namespace) -> int:
     from trainpkg import sheet
 
-    gc.disable()  # what thousands of runs have said makes no cycles, and a look through it for some takes a second
     config = sheet.config_of(args)
     loaded = sheet.load(config, lazily=True)
     results_dir = loaded.results_dir if args.results is None else Path(args.results)  # a module's prefix moves them
